@@ -1,0 +1,31 @@
+"""Errors that a person at the keyboard can act on; each carries its exit code."""
+
+
+class LstlmError(Exception):
+    """Base of every error that lstlm raises on purpose: one readable line."""
+
+    exit_code = 1
+
+
+class ConfigError(LstlmError):
+    """A wrong flag, argument or configuration value."""
+
+    exit_code = 2
+
+
+class DataError(LstlmError):
+    """A missing, malformed or damaged input file."""
+
+    exit_code = 3
+
+
+class CheckpointError(LstlmError):
+    """A missing, foreign or damaged checkpoint or run folder."""
+
+    exit_code = 3
+
+
+class NumericsError(LstlmError):
+    """A computation that would diverge or leave the finite numbers; raised before anything is changed."""
+
+    exit_code = 4
