@@ -1,0 +1,207 @@
+"""Checkpoints: folders that are whole or absent.
+
+    checkpoints/step-00001000/   manifest.json  config.yaml  network.pt  training.pt  counters.json
+    checkpoints/last, best       links to one of them
+
+A checkpoint is written under a temporary name, every file is synced, the manifest (sizes, SHA-256, format version, hashes
+of configuration and vocabulary, and a hash of itself) comes last, the folder is synced and then renamed. Tensors are read
+with `weights_only=True`: a pickle that wants to run code is refused.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lstlm.errors import CheckpointError, LstlmError
+from lstlm.training.files import HashingWriter, fsync_folder, link_atomic, sha256_of
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_PREFIX = "step-"
+_TEMPORARY = ".writing-"
+_DISPLACED = ".displaced-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint folder whose manifest and files agree."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """The number of updates that the state has seen."""
+        return int(self.manifest["step"])
+
+    def tensors(self, name: str) -> dict[str, Any]:
+        """Read a file of tensors; big ones are mapped, not copied, until someone copies them into place."""
+        path = self.folder / name
+        try:
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"{path}: refused, not a plain file of tensors ({reason[:160]})") from error
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{path}: expected a dictionary of tensors, found {type(value).__name__}")
+        return value
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Read a small JSON file of the checkpoint."""
+        value: dict[str, Any] = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        return value
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """Return the one text of a manifest: sorted keys, and a hash of all other entries."""
+    body = {key: manifest[key] for key in manifest if key != "manifest_sha256"}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "manifest_sha256": digest}, indent=1, sort_keys=True) + "\n"
+
+
+def _write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Write text (str) or tensors (dict) under their names; return the manifest entries."""
+    records = {}
+    for name, content in contents.items():
+        with HashingWriter(folder / name) as stream:
+            if isinstance(content, str):
+                stream.write(content.encode())
+            else:
+                torch.save(content, stream)
+            records[name] = stream.record()
+    return records
+
+
+def save_checkpoint(root: Path, step: int, contents: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+    """Write `contents` (file name → text, or dictionary of tensors) as `root/step-N` and point `last` at it.
+
+    `facts` goes into the manifest: config_sha256, vocabulary_sha256, versions. Tensors stream from where they are to the
+    file; nothing of their size is copied. A failure removes what was written and leaves older checkpoints alone.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    final = root / f"{_PREFIX}{step:08d}"
+    temporary = root / f"{_TEMPORARY}{step:08d}-{os.getpid()}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        files = _write_files(temporary, contents)
+        with HashingWriter(temporary / MANIFEST) as stream:
+            stream.write(_seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
+        fsync_folder(temporary)
+        _move_aside(final)
+        os.rename(temporary, final)
+        fsync_folder(root)
+        link_atomic(root / "last", final.name)
+    except (OSError, RuntimeError) as error:
+        tidy(root)
+        raise write_failure(error, final, newest_name(root)) from error
+    tidy(root)
+    return final
+
+
+def _move_aside(final: Path) -> None:
+    """Make way for a newer checkpoint of the same step; `tidy` puts the old one back if the new one never arrives."""
+    if final.exists():
+        os.rename(final, final.with_name(f"{_DISPLACED}{final.name}"))
+
+
+def write_failure(error: BaseException, path: Path, survivor: str | None) -> LstlmError:
+    """Turn an error of the file system into one line that says what is left and what to do.
+
+    torch.save hides the OSError of its stream in a RuntimeError's context.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return LstlmError(f"{path}: could not be written ({error})")
+    left = f"the last good checkpoint is {survivor}" if survivor else "no checkpoint exists yet"
+    remedy = "make room (or lower train.keep_checkpoints)" if cause.errno == errno.ENOSPC else "mend the cause"
+    return LstlmError(f"{path}: {cause.strerror or cause}; {left}; {remedy}, then continue with --resume auto")
+
+
+def tidy(root: Path) -> None:
+    """Remove the temporary folders of killed writers; put back a checkpoint that was displaced and not replaced."""
+    for folder in root.glob(f"{_DISPLACED}*"):
+        home = folder.with_name(folder.name[len(_DISPLACED) :])
+        if home.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            os.rename(folder, home)
+    for folder in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def step_folders(root: Path) -> list[Path]:
+    """Return the checkpoint folders, newest first."""
+    found = [path for path in root.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[len(_PREFIX) :]), reverse=True)
+
+
+def newest_name(root: Path) -> str | None:
+    """Return the name of the newest checkpoint folder, verified or not."""
+    return next((path.name for path in step_folders(root)), None)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints and the ones that `last` and `best` point at."""
+    linked = {os.readlink(link) for link in (root / "last", root / "best") if link.is_symlink()}
+    for folder in step_folders(root)[max(keep, 1) :]:
+        if folder.name not in linked:
+            # Renamed first: a kill in the middle of the removal must not leave a damaged checkpoint behind.
+            doomed = folder.with_name(f"{_TEMPORARY}old-{folder.name}")
+            with contextlib.suppress(OSError):
+                os.rename(folder, doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: no {MANIFEST}: not a checkpoint, or its writing was cut off")
+    try:
+        text = path.read_bytes().decode()
+        manifest: dict[str, Any] = json.loads(text)
+        sealed = _seal(manifest)
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {manifest.get('format')!r}, this version reads {FORMAT}")
+    if sealed != text:
+        raise CheckpointError(f"{path}: damaged: its own hash does not match")
+    return manifest
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint and check the size and SHA-256 of every file; raise CheckpointError naming the first bad one."""
+    manifest = _read_manifest(folder)
+    for name, record in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing")
+        if (size := path.stat().st_size) != record["bytes"]:
+            raise CheckpointError(f"{path}: {size} bytes, the manifest says {record['bytes']}: truncated or replaced")
+        if sha256_of(path) != record["sha256"]:
+            raise CheckpointError(f"{path}: SHA-256 differs from the manifest: damaged")
+    return Checkpoint(folder.resolve(), manifest)
+
+
+def newest_valid(folders: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:
+    """Return the first of `folders` that verifies, and one line for each that was skipped before it."""
+    skipped: list[str] = []
+    for folder in folders:
+        try:
+            return open_checkpoint(folder), skipped
+        except (CheckpointError, OSError) as error:
+            skipped.append(str(error))
+    return None, skipped

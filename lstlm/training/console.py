@@ -1,0 +1,75 @@
+"""What a person sees while it trains: a bar on a terminal, else one dense line an interval. All of it on stderr."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from lstlm.training.schedule import Budget
+
+
+def clock_text(seconds: float | None) -> str:
+    """Return 1:02:03 for 3723 seconds, or ? for None."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+class Console:
+    """A tqdm bar in words (so that its rate is words/s) or plain lines, whichever fits the stream."""
+
+    def __init__(self, budget: Budget, words_per_step: int, *, step: int = 0, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._budget = budget
+        self._words_per_step = words_per_step
+        self._bar: tqdm[Any] | None = None
+        if self._stream.isatty():
+            total = None if budget.steps is None else budget.steps * words_per_step
+            form = {"unit": "word", "unit_scale": True, "dynamic_ncols": True, "mininterval": 0.2, "file": self._stream}
+            self._bar = tqdm(total=total, initial=step * words_per_step, **form)  # type: ignore[call-overload]
+
+    def advance(self) -> None:
+        """Count one step."""
+        if self._bar is not None:
+            self._bar.update(self._words_per_step)
+
+    def rewind(self, step: int) -> None:
+        """Go back to `step`, after a roll-back."""
+        if self._bar is not None:
+            self._bar.n = step * self._words_per_step
+            self._bar.refresh()
+
+    def train_line(self, step: int, values: Mapping[str, float], elapsed: float) -> None:
+        """Show an interval of training."""
+        rate = values["throughput/words_per_s"]
+        left = self._budget.seconds_left(step, elapsed, rate / self._words_per_step)
+        if self._bar is not None:
+            left_text = {} if self._budget.seconds is None else {"left": clock_text(left)}
+            self._bar.set_postfix({"step": step, "loss": f"{values['loss/train']:.4f}", **left_text}, refresh=False)
+            return
+        goal = "" if self._budget.steps is None else f"/{self._budget.steps}"
+        self.say(
+            f"step {step}{goal} | epoch {values['progress/epoch']:.2f} | loss {values['loss/train']:.4f} | "
+            f"lr ×{values['optim/lr_scale']:.3g} | {rate:,.0f} words/s | left {clock_text(left)}"
+        )
+
+    def eval_line(self, step: int, values: Mapping[str, Any], *, best: bool) -> None:
+        """Show the outcome of an evaluation."""
+        names = {"eval/loss": "loss", "eval/perplexity": "perplexity", "eval/top1": "top1", "eval/top10": "top10"}
+        names["eval/simlex_spearman"] = "SimLex"
+        shown = [f"{name} {values[key]:.4f}" for key, name in names.items() if values.get(key) is not None]
+        self.say(f"step {step} | validation | " + " | ".join(shown) + (" | best so far" if best else ""))
+
+    def say(self, line: str) -> None:
+        """Write a line without breaking the bar."""
+        if self._bar is not None:
+            self._bar.write(line, file=self._stream)
+        else:
+            print(line, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,96 @@
+"""Writing files so that a crash, a kill or a full disk leaves either the old content or the new, never half of it."""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+_BLOCK = 1 << 20
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames and new names inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace `path` by `text` in one rename; with `durable` also after a power cut (one fsync)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+
+
+def link_atomic(link: Path, target: str) -> None:
+    """Point the symbolic link `link` at the neighbour called `target`, replacing an older link in one rename."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    os.symlink(target, temporary)
+    os.replace(temporary, link)
+    fsync_folder(link.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, read in blocks of 1 MiB."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class HashingWriter:
+    """A file to write once: hashes what passes and is synced to disk when closed, so the data is never read back."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream: BinaryIO = open(path, "wb", buffering=0)
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of `data`; an unbuffered write may be partial (signals, 2 GiB limit), so it loops."""
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        written = 0
+        while written < len(view):
+            written += self._stream.write(view[written:]) or 0
+        self.size += written
+        return written
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the manifest entry of the file."""
+        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
+
+    def __enter__(self) -> "HashingWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                os.fsync(self._stream.fileno())
+        finally:
+            self._stream.close()

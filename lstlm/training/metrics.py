@@ -1,0 +1,57 @@
+"""metrics.jsonl: one JSON object a line, the same names and figures as TensorBoard."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from lstlm.training.files import write_atomic
+
+
+def finite_or_none(value: Any) -> Any:
+    """Return `value` with non-finite floats as None, all the way down: JSON has no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(item) for item in value]
+    return value
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Keep the lines of `path` up to `step`: what a resumed run will write again, and a half-written line, must go."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            keep = line.endswith("\n") and json.loads(line)["step"] <= step
+        except (ValueError, KeyError, TypeError):
+            keep = False
+        if keep:
+            kept.append(line)
+    write_atomic(path, "".join(kept))
+
+
+class MetricsFile:
+    """Appends to metrics.jsonl; every line is handed to the system at once, so that a kill loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream: TextIO = open(path, "a", encoding="utf-8")
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append {"step": step, **values}."""
+        self._stream.write(json.dumps(finite_or_none({"step": step, **values}), ensure_ascii=False) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Sync and close."""
+        if not self._stream.closed:
+            try:
+                self._stream.flush()
+                os.fsync(self._stream.fileno())
+            finally:
+                self._stream.close()

@@ -1,0 +1,74 @@
+"""The log of a run: TensorBoard, metrics.jsonl, status.json and the console get the same figures from one place."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lstlm.training.console import Console
+from lstlm.training.files import write_json
+from lstlm.training.metrics import MetricsFile, cut_after, finite_or_none
+from lstlm.training.tensorboard import Board
+
+
+class RunLog:
+    """Writes what happens in `folder`. `step` is where training starts: later entries of an earlier process are cut."""
+
+    def __init__(self, folder: Path, console: Console, *, step: int) -> None:
+        self._folder = folder
+        self._started = time.time()
+        self.console = console
+        self._metrics, self.board = self._open(step)
+
+    def _open(self, step: int) -> tuple[MetricsFile, Board]:
+        path = self._folder / "metrics.jsonl"
+        fresh = not path.exists()
+        cut_after(path, step)
+        # Nothing to purge in a new folder, and a purge at step 0 would only hide the settings.
+        return MetricsFile(path), Board(self._folder, purge_step=None if fresh else step + 1)
+
+    def train(self, step: int, values: Mapping[str, Any], elapsed: float) -> None:
+        """Log an interval of training."""
+        self._write(step, values)
+        self.console.train_line(step, values, elapsed)
+
+    def evaluation(self, step: int, values: Mapping[str, Any], *, best: bool) -> None:
+        """Log an evaluation; flushed, since these are the figures people wait for."""
+        self._write(step, values)
+        self.board.flush()
+        self.console.eval_line(step, values, best=best)
+
+    def event(self, step: int, name: str, text: str) -> None:
+        """Log something that is not a figure: a roll-back, a restore, an interruption."""
+        self._metrics.write(step, {"event": name, "message": text})
+        self.console.say(text)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after `step`, in every place."""
+        self.close_files()
+        self._metrics, self.board = self._open(step)
+        self.console.rewind(step)
+
+    def status(self, state: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Replace status.json: `state` is running, finished, interrupted or failed."""
+        now = time.time()
+        head = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "started": self._started, "updated": now}
+        write_json(self._folder / "status.json", finite_or_none({**head, **facts}), durable=durable)
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._metrics.write(step, values)
+        self.board.scalars(step, values)
+
+    def close_files(self) -> None:
+        """Close the two files."""
+        self.board.close()
+        self._metrics.close()
+
+    def close(self) -> None:
+        """Close everything; errors here (a full disk) must not hide the one that ended the run."""
+        self.console.close()
+        with contextlib.suppress(OSError, ValueError):
+            self.close_files()

@@ -1,0 +1,40 @@
+"""SIGINT and SIGTERM: the first asks for a clean stop, the second stops at once."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """While entered, remembers the first SIGINT or SIGTERM in `received`; a second one ends the process.
+
+    The handler only sets a number, so no write to disk is ever cut in two by it. Outside the main thread, where Python
+    allows no handlers, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+        name = signal.Signals(number).name
+        # os.write, not print: a handler may interrupt a print that holds the lock of the buffer.
+        os.write(2, f"\n{name}: finishing the step and saving; a second signal exits at once\n".encode())
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            sys.stderr.flush()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()

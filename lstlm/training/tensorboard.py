@@ -1,0 +1,99 @@
+"""TensorBoard: scalars, settings and the projector of one run, all in the run's own folder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from lstlm.training.files import write_atomic
+
+PROJECTOR_WORDS = 10_000
+_HPARAM_METRICS = ("eval/loss", "eval/perplexity", "eval/top1", "eval/top10", "eval/simlex_spearman")
+_LAYOUT = {
+    "Learning": {
+        "Loss": ["Multiline", ["loss/train", "eval/loss"]],
+        "Hits": ["Multiline", ["eval/top1", "eval/top10"]],
+        "SimLex-999": ["Multiline", ["eval/simlex_spearman"]],
+    },
+    "Time": {
+        "Milliseconds a step": ["Multiline", ["time/.*"]],
+        "Words a second": ["Multiline", ["throughput/words_per_s"]],
+    },
+    "Output layer": {
+        "Singular values of U": ["Multiline", ["lst/sigma_min", "lst/sigma_max"]],
+        "Errors": ["Multiline", ["lst/inverse_error", "lst/q_error_sampled"]],
+        "Norms": ["Multiline", ["lst/weight_norm", "lst/grad_norm"]],
+    },
+}
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested settings into {"model.hidden": "[300, 300]", "train.seed": 1, …}, leaving out what is None."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        elif value is not None:
+            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str) else str(value)
+    return flat
+
+
+class Board:
+    """One event file. On resume `purge_step` hides what an earlier process logged beyond the step resumed from."""
+
+    def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
+        self._folder = folder
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=15)
+
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write all numbers as one event: one record to encode and queue, not twenty."""
+        pairs = [(tag, value) for tag, value in values.items() if isinstance(value, int | float)]
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=float(value)) for tag, value in pairs]), step)
+
+    def settings(self, settings: Mapping[str, Any], text: str) -> None:
+        """Write the hyper-parameters, the configuration as text, and the layout of the custom scalars.
+
+        The three summaries of the hparams plugin go into this writer. `add_hparams` would open a writer in a sub-folder,
+        and TensorBoard would show that as a second run.
+        """
+        experiment, start, _ = hparams(flatten(settings), dict.fromkeys(_HPARAM_METRICS, 0.0))
+        self._add(experiment, 0)
+        self._add(start, 0)
+        self._writer.add_text("config", "```yaml\n" + text + "\n```", 0)
+        self._writer.add_custom_scalars(_LAYOUT)
+        self.flush()
+
+    def finish(self, step: int) -> None:
+        """Mark the session as done for the hparams plugin."""
+        self._add(hparams({}, {})[2], step)
+
+    def projector(self, words: Sequence[str], counts: Sequence[int], vectors: np.ndarray) -> None:
+        """Write the embedding projector's files: vectors (n, d), one line of metadata a word."""
+        folder = self._folder / "projector"
+        folder.mkdir(exist_ok=True)
+        with open(folder / "vectors.tsv", "w", encoding="utf-8") as stream:
+            np.savetxt(stream, vectors, fmt="%.6g", delimiter="\t")
+        # The plugin splits at every kind of line break, not at \n alone.
+        names = ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in word) for word in words]
+        lines = [f"{name}\t{count}" for name, count in zip(names, counts, strict=True)]
+        (folder / "metadata.tsv").write_text("\n".join(["word\tcount", *lines]) + "\n", encoding="utf-8")
+        entry = 'tensor_name: "input embeddings"\n  tensor_path: "projector/vectors.tsv"\n'
+        entry += '  metadata_path: "projector/metadata.tsv"\n'
+        write_atomic(self._folder / "projector_config.pbtxt", "embeddings {\n  " + entry + "}\n")
+
+    def flush(self) -> None:
+        """Hand all queued events to the system."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+    def _add(self, summary: Any, step: int) -> None:
+        writer = self._writer.file_writer
+        assert writer is not None  # only after close()
+        writer.add_summary(summary, step)
