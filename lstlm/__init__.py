@@ -1,7 +1,7 @@
 """Language models with a full, huge output vocabulary: exact gradients at a cost that does not depend on its size.
 
-The library in one line: ``from lstlm import SphericalOutput``.  Names are resolved on first use, so that ``import lstlm``
-(and with it ``lstlm --help``) does not pay for torch.
+The library in one line: ``from lstlm import SphericalOutput``.  Names are resolved on first use, so that
+``import lstlm`` (and with it ``lstlm --help``) does not pay for torch.
 """
 
 from importlib import import_module

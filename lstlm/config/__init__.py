@@ -1,0 +1,18 @@
+"""The configuration: frozen dataclasses (``schema``), read from strict YAML (``reader``), written back (``writer``)."""
+
+from lstlm.config.reader import load_config, parse_config
+from lstlm.config.schema import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
+from lstlm.config.writer import dump_config, to_dict
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "OutputConfig",
+    "TrainConfig",
+    "dump_config",
+    "load_config",
+    "parse_config",
+    "to_dict",
+]

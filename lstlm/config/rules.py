@@ -1,0 +1,65 @@
+"""What must hold between keys; each rule names the keys it reads, so that it is skipped when one of them is bad."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from lstlm.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``broken(config)`` returns what is wrong, or None; the message is reported at the first key."""
+
+    keys: tuple[str, ...]
+    broken: Callable[[Config], str | None]
+
+
+def _has_an_end(config: Config) -> str | None:
+    train = config.train
+    if train.max_steps is None and train.max_epochs is None and train.max_minutes is None:
+        return "null, and so are train.max_epochs and train.max_minutes: training would never end; set one of them"
+    return None
+
+
+def _warmup_ends(config: Config) -> str | None:
+    warmup, steps = config.optim.warmup_steps, config.train.max_steps
+    if steps is not None and warmup >= steps:
+        return f"{warmup} must be below train.max_steps ({steps}); lower it"
+    return None
+
+
+def _range_is_ordered(config: Config) -> str | None:
+    limits = config.output.stabilise_range
+    if limits is not None and not limits[0] < limits[1]:
+        return f"[{limits[0]}, {limits[1]}] must be [low, high] with low < high"
+    return None
+
+
+def _window_is_even(config: Config) -> str | None:
+    data = config.data
+    if data.context_kind == "window" and data.context % 2:
+        return f"{data.context} must be even for context_kind window: half of it lies on each side"
+    return None
+
+
+def _decay_shrinks(config: Config) -> str | None:
+    decay, lr = config.output.weight_decay, config.optim.output_lr
+    if decay * lr >= 1:
+        return f"{decay} × optim.output_lr {lr} must stay below 1, or a step flips the weights; lower one of them"
+    return None
+
+
+RULES = (
+    Rule(("train.max_steps", "train.max_epochs", "train.max_minutes"), _has_an_end),
+    Rule(("optim.warmup_steps", "train.max_steps"), _warmup_ends),
+    Rule(("output.stabilise_range",), _range_is_ordered),
+    Rule(("data.context", "data.context_kind"), _window_is_even),
+    Rule(("output.weight_decay", "optim.output_lr"), _decay_shrinks),
+)
+
+
+def broken_rules(config: Config, bad_keys: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield (key, what is wrong) for each rule that fails and whose keys were all readable."""
+    for rule in RULES:
+        if bad_keys.isdisjoint(rule.keys) and (message := rule.broken(config)) is not None:
+            yield rule.keys[0], message
