@@ -263,7 +263,7 @@ def _all_keys() -> list[str]:
 
 
 def _suggest(name: str, pool: list[str]) -> str:
-    """Return ``did you mean X?`` for the nearest of ``pool``, else of all keys by their last part, else list ``pool``."""
+    """Return ``did you mean X?``: the nearest of ``pool``, else of all keys by their last part; else list ``pool``."""
     if near := difflib.get_close_matches(name, pool, n=1, cutoff=0.8):
         return f"did you mean {near[0]}?"
     part = name.rpartition(".")[2]

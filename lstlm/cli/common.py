@@ -1,0 +1,112 @@
+"""What all commands share: verbosity, messages on stderr, suggestions, one JSON document on stdout."""
+
+import difflib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
+DEBUG = "lstlm.debug"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever sys.stderr is at that moment; a test or a pipe may replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
+def _set_level(ctx: click.Context, level: int) -> None:
+    ctx.meta[LEVEL] = level
+    logging.getLogger("lstlm").setLevel(level)
+
+
+def start_logging() -> None:
+    """Send what the library logs to stderr, from INFO on unless -v or --quiet said otherwise."""
+    ctx = click.get_current_context()
+    logger = logging.getLogger("lstlm")
+    logger.setLevel(ctx.meta.setdefault(LEVEL, logging.INFO))
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler())
+
+
+def _on_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        _set_level(ctx, logging.DEBUG)
+
+
+def _on_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        _set_level(ctx, logging.WARNING)
+
+
+def _on_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[DEBUG] = True
+
+
+def _options(hidden: bool) -> list[click.Option]:
+    """Return -v, --quiet and --debug; they act through the context, so no command needs to take them."""
+    flags: list[tuple[list[str], Callable[[click.Context, click.Parameter, bool], None], str]] = [
+        (["-v", "--verbose"], _on_verbose, "Say more on stderr."),
+        (["--quiet"], _on_quiet, "Say only what is wrong on stderr; no progress bars."),
+        (["--debug"], _on_debug, "Show the traceback of an error."),
+    ]
+    return [
+        click.Option(names, is_flag=True, expose_value=False, callback=callback, help=text, hidden=hidden)
+        for names, callback, text in flags
+    ]
+
+
+def shared_options(function: _Command) -> _Command:
+    """Decorate the top group with -v, --quiet and --debug."""
+    params = getattr(function, "__click_params__", [])
+    function.__click_params__ = params + list(reversed(_options(hidden=False)))  # type: ignore[attr-defined]
+    return function
+
+
+def accept_everywhere(command: click.Command) -> None:
+    """Let ``lstlm train --debug`` mean ``lstlm --debug train``, for a command and all its sub-commands."""
+    taken = {name for param in command.params for name in param.opts}
+    command.params += [option for option in _options(hidden=True) if taken.isdisjoint(option.opts)]
+    command.context_settings.setdefault("help_option_names", ["-h", "--help"])
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            accept_everywhere(child)
+
+
+def is_quiet() -> bool:
+    """Whether --quiet was given: no progress bars, no remarks."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.meta.get(LEVEL, logging.INFO) >= logging.WARNING
+
+
+def say(text: str) -> None:
+    """Tell the person at the keyboard something, on stderr, unless --quiet."""
+    if not is_quiet():
+        click.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout; a number that JSON does not have is a mistake of ours, hence an error."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean X?``, or the list of what is known."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+
+
+def prepare_streams() -> None:
+    """Write words that the terminal's encoding lacks as escapes rather than stop."""
+    for stream in (sys.stdout, sys.stderr):
+        # Either may be None (closed by the caller) or replaced by an object that cannot be reconfigured.
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")

@@ -1,0 +1,61 @@
+"""``lstlm config show`` and ``lstlm config validate``."""
+
+from pathlib import Path
+
+import click
+
+from lstlm.cli.common import print_json
+
+EPILOGUE = """\b
+Example:
+  lstlm config show configs/demo.yaml --set train.batch_size=256
+  lstlm config validate configs/demo.yaml
+"""
+_SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; repeatable.")
+
+
+@click.group("config", epilog=EPILOGUE)
+def command() -> None:
+    """Show or check a configuration file."""
+
+
+@command.command("show", epilog="\b\nExample:\n  lstlm config show configs/demo.yaml --explain\n")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@_SET
+@click.option("--explain", is_flag=True, help="Put each key's meaning above it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of YAML.")
+def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: bool) -> None:
+    """Print FILE with every default filled in; without FILE, the defaults.
+
+    What is printed loads back to the same configuration.
+    """
+    from lstlm.config import Config, dump_config, load_config, parse_config, to_dict
+
+    if file is not None:
+        config = load_config(file, overrides)
+    else:
+        config = parse_config(dump_config(Config()), "defaults", overrides)
+    if as_json:
+        print_json(to_dict(config))
+    else:
+        click.echo(dump_config(config, explain=explain), nl=False)
+
+
+@command.command("validate", epilog="\b\nExample:\n  lstlm config validate configs/*.yaml\n")
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
+@_SET
+def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
+    """Check each FILE; list everything that is wrong and leave with 2, or say that it is valid."""
+    from lstlm.config import load_config
+    from lstlm.errors import ConfigError
+
+    problems = []
+    for file in files:
+        try:
+            load_config(file, overrides)
+        except ConfigError as error:
+            problems.append(str(error))
+        else:
+            click.echo(f"{file}: valid")
+    if problems:
+        raise ConfigError("\n".join(problems))

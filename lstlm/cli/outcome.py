@@ -1,0 +1,111 @@
+"""The one place where an outcome becomes a line on stderr and an exit code."""
+
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import click
+
+from lstlm.errors import LstlmError
+
+EXIT_OK, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 130, 143
+
+
+def run_and_report(cli: click.Group, arguments: list[str]) -> int:
+    """Run one command line and return its exit code; whatever went wrong has been said on stderr."""
+    try:
+        with _unwinding_on_sigterm():
+            code = _run(cli, arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
+        return code
+    except SystemExit as leave:
+        return _exit_code(leave)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", EXIT_INTERRUPTED)
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            return EXIT_OK
+        if "--debug" in arguments and not isinstance(error, click.ClickException):
+            traceback.print_exc()
+        return _explain(error)
+
+
+def _run(cli: click.Group, arguments: list[str]) -> int:
+    # Not click's own main: it ends silently on every EPIPE, even that of a worker's pipe.
+    try:
+        with cli.make_context("lstlm", arguments) as ctx:
+            cli.invoke(ctx)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    return EXIT_OK
+
+
+def _exit_code(leave: SystemExit) -> int:
+    if leave.code is None or isinstance(leave.code, int):
+        return leave.code or EXIT_OK
+    return _report(str(leave.code), EXIT_FAILURE)
+
+
+def _explain(error: Exception) -> int:
+    """Report an exception in one line (a ConfigError may list several problems, one line each)."""
+    if isinstance(error, LstlmError):
+        return _report(str(error), error.exit_code)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "lstlm"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        return _report(f"{message} (see '{command} --help')", error.exit_code)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return _report(f"{place}{error.strerror}; run again with --debug for details", EXIT_FAILURE)
+    message = " ".join(str(error).split())[:300]
+    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return _report(f"unexpected {what}; run again with --debug for details", EXIT_FAILURE)
+
+
+def _report(message: str, code: int) -> int:
+    """Write each line of ``message`` on stderr, and return ``code``."""
+    with suppress(OSError):  # a closed stderr must not hide the exit code
+        for line in message.splitlines() or [""]:
+            click.echo(f"lstlm: error: {line}", err=True)
+    return code
+
+
+def _reader_left() -> bool:
+    """Whether the reader of stdout is gone (``lstlm … | head -1``); it has seen enough, so that is no failure."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+        if gone:  # the interpreter flushes stdout once more at exit: give it somewhere to write
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return gone
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+@contextmanager
+def _unwinding_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit(143), so that temporary files are removed; a command may install its own handler."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
