@@ -1,0 +1,1 @@
+"""Scores of trained vectors and models: word similarity, analogies, perplexity."""

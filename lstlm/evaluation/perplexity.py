@@ -1,0 +1,138 @@
+"""How well a network predicts held-out words: loss, exact perplexity where there are probabilities, hits and ranks."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lstlm.data import Batch
+from lstlm.evaluation.ranks import ranks
+from lstlm.network import Network
+
+
+@dataclass(frozen=True)
+class PerplexityResult:
+    """Mean loss over `tokens` targets, exp(−mean log p) or None without probabilities; hits over `rank_examples`."""
+
+    perplexity: float | None
+    loss: float
+    tokens: int
+    top1: float
+    top10: float
+    mrr: float
+    rank_examples: int
+
+
+class Reservoir:
+    """A uniform random sample of at most `size` examples from a stream of unknown length (Vitter's algorithm R)."""
+
+    def __init__(self, size: int, seed: int = 1) -> None:
+        self.size = size
+        self.seen = 0
+        self._random = np.random.default_rng(seed)
+        self._kept: list[tuple[Any, int]] = []
+
+    def add(self, contexts: Any, targets: Any) -> None:
+        """Offer examples: contexts (m,n), targets (m,)."""
+        # example number i enters with probability size/i, in a random place
+        places = self._random.integers(0, self.seen + 1 + np.arange(len(targets)))
+        places[: max(0, self.size - self.seen)] = -1
+        self.seen += len(targets)
+        for row in np.flatnonzero(places < self.size):
+            example = (contexts[row].copy(), int(targets[row]))
+            if places[row] < 0:
+                self._kept.append(example)
+            else:
+                self._kept[places[row]] = example
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Any, Any]]:
+        """Yield contexts (m,n) and targets (m,) of what was kept."""
+        for start in range(0, len(self._kept), batch_size):
+            part = self._kept[start : start + batch_size]
+            yield np.stack([context for context, _ in part]), np.array([target for _, target in part])
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def evaluate(
+    network: Network, batches: Iterable[Batch], *, rank_examples: int = 256, seed: int = 1
+) -> PerplexityResult:
+    """Stream over `batches` once.
+
+    Log-probabilities cost what the layer's `log_prob` costs, O(hidden²) a word for the spherical family, whatever the
+    vocabulary. Top-1, top-10 and the mean reciprocal rank need a product with the whole vocabulary, O(D·hidden) an
+    example, so they are taken on a seeded random sample of `rank_examples` (0: none, all three are nan).
+    """
+    was_training = network.training
+    network.eval()
+    sums = _Sums()
+    sample = Reservoir(rank_examples, seed)
+    device = next(chain(network.parameters(), network.buffers())).device
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                _add_batch(network, batch, device, sums)
+                if rank_examples:
+                    sample.add(
+                        batch.context, batch.target_ids if batch.target_ids.ndim == 1 else batch.target_ids[:, 0]
+                    )
+            found = [_sample_ranks(network, *part, device) for part in sample.batches(128)]
+    finally:
+        network.train(was_training)
+    places = torch.cat(found).double() if found else torch.full((1,), math.nan, dtype=torch.float64)
+    return PerplexityResult(
+        perplexity=sums.perplexity() if network.output.normalised else None,
+        loss=sums.loss / sums.examples if sums.examples else math.nan,
+        tokens=sums.tokens,
+        top1=_share(places <= 1, len(sample)),
+        top10=_share(places <= 10, len(sample)),
+        mrr=float((1.0 / places).mean()),
+        rank_examples=len(sample),
+    )
+
+
+class _Sums:
+    """Running totals in float64, on the host."""
+
+    def __init__(self) -> None:
+        self.loss = self.log_prob = self.weight = 0.0
+        self.examples = self.tokens = 0
+
+    def perplexity(self) -> float:
+        """exp(−Σ w log p / Σ w); inf rather than an overflow."""
+        mean = -self.log_prob / self.weight if self.weight > 0 else math.nan
+        return math.exp(mean) if not mean > 700 else math.inf
+
+
+def _add_batch(network: Network, batch: Batch, device: torch.device, sums: _Sums) -> None:
+    context = torch.as_tensor(batch.context, device=device)
+    ids = torch.as_tensor(batch.target_ids, device=device)
+    values = None if batch.target_values is None else torch.as_tensor(batch.target_values, device=device)
+    h = network.encode(context)
+    losses = network.output(h, ids, values)
+    sums.loss += float(losses.double().sum())
+    sums.examples += len(ids)
+    weights = torch.ones(ids.shape, dtype=torch.float64, device=device) if values is None else values.double()
+    sums.tokens += int((weights > 0).sum())
+    if network.output.normalised:
+        columns = [(ids, weights)] if ids.ndim == 1 else list(zip(ids.T, weights.T, strict=True))
+        for column, weight in columns:
+            # padding has weight 0, and 0·(−inf) would be nan
+            terms = torch.where(weight > 0, weight * network.output.log_prob(h, column).double(), 0.0)
+            sums.log_prob += float(terms.sum())
+        sums.weight += float(weights.sum())
+
+
+def _sample_ranks(network: Network, contexts: Any, targets: Any, device: torch.device) -> Tensor:
+    h = network.encode(torch.as_tensor(contexts, device=device))
+    return ranks(network.output, h, torch.as_tensor(targets, device=device)).cpu()
+
+
+def _share(hits: Tensor, examples: int) -> float:
+    return float(hits.double().mean()) if examples else math.nan

@@ -1,0 +1,47 @@
+"""Near spellings of an unknown word, found in the number of possible slips and not in the size of the vocabulary."""
+
+from collections.abc import Iterator, Mapping
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz'-"
+_MAX_TWO_SLIPS = 16  # letters; two slips in a longer word give too many candidates to try
+
+
+def near_spellings(word: str, index: Mapping[str, int], limit: int = 3) -> list[str]:
+    """Return up to `limit` words of `index` within two slips of `word`, nearest first, then frequent words first.
+
+    A slip is a letter lost, added, changed or swapped with its neighbour. Case variants come before all.
+    About 60·n candidates for one slip and (60·n)²/2 for two, each one dictionary look-up: free of the vocabulary size.
+    """
+    found: dict[str, None] = {}
+    cased = (word.lower(), word.upper(), word.capitalize())
+    for candidate in cased:
+        if candidate in index and candidate != word:
+            found[candidate] = None
+    plain = word.lower()
+    once = set(_slips(plain))
+    near = sorted((c for c in _with_case(once) if c in index and c != word), key=index.__getitem__)
+    found.update(dict.fromkeys(near))
+    if len(found) < limit and len(plain) <= _MAX_TWO_SLIPS and not near:
+        twice = {candidate for middle in once for candidate in _slips(middle)}
+        far = sorted((c for c in _with_case(twice) if c in index and c != word), key=index.__getitem__)
+        found.update(dict.fromkeys(far[:limit]))
+    return list(found)[:limit]
+
+
+def _slips(word: str) -> Iterator[str]:
+    for at in range(len(word) + 1):
+        head, tail = word[:at], word[at:]
+        if tail:
+            yield head + tail[1:]
+        if len(tail) > 1:
+            yield head + tail[1] + tail[0] + tail[2:]
+        for letter in _LETTERS:
+            yield head + letter + tail
+            if tail:
+                yield head + letter + tail[1:]
+
+
+def _with_case(words: set[str]) -> Iterator[str]:
+    for word in words:
+        yield word
+        yield word.capitalize()

@@ -1,0 +1,143 @@
+"""Write word vectors as files that gensim, TensorBoard and numpy open. A file appears whole or not at all."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lstlm.errors import ConfigError, DataError
+from lstlm.vectors.readers import MAX_WORD_BYTES
+from lstlm.vectors.table import Vectors
+
+_BLOCK_ROWS = 4096
+_UNWRITABLE = re.compile(r"[ \t\r\n\x00]")
+_LABEL_BREAKERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path`; move it there only when everything was written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _blocks(vectors: Vectors) -> Iterator[tuple[int, Any]]:
+    """Yield (first row, float32 block); refuse values that no reader would take back."""
+    for start in range(0, len(vectors), _BLOCK_ROWS):
+        with np.errstate(over="ignore"):
+            block = np.ascontiguousarray(vectors.matrix[start : start + _BLOCK_ROWS], dtype="<f4")
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            word = vectors.words[start + int(np.argmin(finite))]
+            raise DataError(f"the vector of {word!r} holds a value that is not finite in float32; nothing was written")
+        yield start, block
+
+
+def _checked(word: str) -> bytes:
+    """The bytes of a word, refused where the word2vec forms cannot hold it: they end a word at a space."""
+    raw = word.encode("utf-8")
+    if not raw or len(raw) > MAX_WORD_BYTES or _UNWRITABLE.search(word):
+        raise DataError(
+            f"the word {word[:60]!r} is empty, over {MAX_WORD_BYTES} bytes or holds a blank: "
+            "word2vec files cannot hold it; use --format npy"
+        )
+    return raw
+
+
+def write_word2vec(vectors: Vectors, path: Path) -> list[Path]:
+    """Text: 'n d', then 'word v1 … vd' a line, each number the shortest that reads back to the same float32."""
+    with replacing(path) as file:
+        file.write(b"%d %d\n" % (len(vectors), vectors.dim))
+        for start, block in _blocks(vectors):
+            for row, numbers in enumerate(block.astype("S32").tolist(), start):
+                file.write(_checked(vectors.words[row]) + b" " + b" ".join(numbers) + b"\n")
+    return [path]
+
+
+def write_word2vec_binary(vectors: Vectors, path: Path) -> list[Path]:
+    """Binary: 'n d', then the word, a space, d little-endian float32 and a line feed."""
+    with replacing(path) as file:
+        file.write(b"%d %d\n" % (len(vectors), vectors.dim))
+        for start, block in _blocks(vectors):
+            for row, values in enumerate(block, start):
+                file.write(_checked(vectors.words[row]) + b" " + values.tobytes() + b"\n")
+    return [path]
+
+
+def write_npy(vectors: Vectors, path: Path) -> list[Path]:
+    """`name.npy`, (n,d) in the dtype of training, and `name.vocab.tsv` beside it: word, tab, count."""
+    path = path if path.suffix == ".npy" else path.with_name(path.name + ".npy")
+    with replacing(path) as file:
+        np.lib.format.write_array(file, np.ascontiguousarray(vectors.matrix), allow_pickle=False)
+    return [path, _write_vocabulary(vectors, path.with_name(path.name.removesuffix(".npy") + ".vocab.tsv"))]
+
+
+def write_safetensors(vectors: Vectors, path: Path) -> list[Path]:
+    """`name.safetensors` with one tensor `vectors` (n,d), and `name.vocab.tsv` beside it."""
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise ConfigError("--format safetensors needs the safetensors package: pip install safetensors") from error
+    path = path if path.suffix == ".safetensors" else path.with_name(path.name + ".safetensors")
+    with replacing(path) as file:
+        file.write(save({"vectors": np.ascontiguousarray(vectors.matrix)}))
+    return [path, _write_vocabulary(vectors, path.with_name(path.name.removesuffix(".safetensors") + ".vocab.tsv"))]
+
+
+def write_projector(vectors: Vectors, folder: Path) -> list[Path]:
+    """A folder for `tensorboard --logdir`: vectors.tsv, metadata.tsv and projector_config.pbtxt."""
+    tensors, labels, config = (folder / n for n in ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt"))
+    with replacing(tensors) as file:
+        for _, block in _blocks(vectors):
+            file.writelines(b"\t".join(row) + b"\n" for row in block.astype("S32").tolist())
+    with replacing(labels) as file:
+        # one column has no header line in the projector's format, two columns must have one
+        if vectors.counts is None:
+            file.writelines(label(word).encode() + b"\n" for word in vectors.words)
+        else:
+            file.write(b"word\tcount\n")
+            pairs = zip(vectors.words, vectors.counts, strict=True)
+            file.writelines(f"{label(word)}\t{int(count)}\n".encode() for word, count in pairs)
+    with replacing(config) as file:
+        text = 'embeddings {{\n  tensor_name: "words"\n  tensor_path: "{}"\n  metadata_path: "{}"\n}}\n'
+        file.write(text.format(tensors.name, labels.name).encode())
+    return [tensors, labels, config]
+
+
+def label(word: str) -> str:
+    """A word as one visible label: control and line-breaking characters become '?', blank ones '_'."""
+    cleaned = _LABEL_BREAKERS.sub("?", word)
+    return cleaned if cleaned.strip() else "_" * max(1, len(cleaned))
+
+
+def _write_vocabulary(vectors: Vectors, path: Path) -> Path:
+    with replacing(path) as file:
+        for row, word in enumerate(vectors.words):
+            if not word or re.search(r"[\t\r\n]", word):
+                raise DataError(
+                    f"the word {word[:60]!r} is empty or holds a tab or line break: a vocabulary cannot hold it"
+                )
+            count = "" if vectors.counts is None else f"\t{int(vectors.counts[row])}"
+            file.write(f"{word}{count}\n".encode())
+    return path
+
+
+WRITERS: dict[str, Callable[[Vectors, Path], list[Path]]] = {
+    "word2vec": write_word2vec,
+    "word2vec-bin": write_word2vec_binary,
+    "npy": write_npy,
+    "projector": write_projector,
+    "safetensors": write_safetensors,
+}
