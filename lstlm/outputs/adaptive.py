@@ -1,0 +1,127 @@
+"""torch's adaptive softmax: frequent words in full, rare ones in clusters of ever smaller projections."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lstlm.errors import ConfigError
+from lstlm.outputs.base import RecordedOutput, Step, check_ids
+from lstlm.outputs.rows import running_topk
+from lstlm.outputs.softmax import check_k
+
+_SMALLEST_VOCABULARY = 8
+_SWEPT = 1 << 22  # log-probabilities held at once when the whole vocabulary is swept
+
+
+class AdaptiveSoftmax(RecordedOutput):
+    """`torch.nn.AdaptiveLogSoftmaxWithLoss` behind the protocol of this package, with SGD of its own.
+
+    Words are ranked by counts (D,); the short list holds D^0.6 of them and the two tails end at D^0.8 and D, with
+    projections of hidden/4 and hidden/16 (halving less for tiny hidden sizes). A bias exists for the short list alone.
+    """
+
+    rank: Tensor
+    word_of_rank: Tensor
+
+    def __init__(
+        self,
+        hidden: int,
+        counts: Tensor,
+        *,
+        bias: bool = True,
+        init_scale: float | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        vocab = len(counts)
+        super().__init__(hidden, vocab)
+        if vocab < _SMALLEST_VOCABULARY:
+            raise ConfigError(f"output.kind adaptive: {vocab} words are too few for its clusters; use softmax")
+        cutoffs = [round(vocab**0.6), round(vocab**0.8)]
+        shrink = 4.0 if hidden >= 16 else 2.0 if hidden >= 4 else 1.0
+        # skip_init: the module would draw from the global generator, and we draw below from our own
+        self.module: nn.AdaptiveLogSoftmaxWithLoss = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+            nn.AdaptiveLogSoftmaxWithLoss,
+            hidden,
+            vocab,
+            cutoffs,
+            div_value=shrink,
+            head_bias=bias,
+            dtype=dtype or torch.get_default_dtype(),
+            device=device or "cpu",
+        )
+        with torch.no_grad():
+            for name, p in self.module.named_parameters():
+                limit = (3.0 / p.shape[-1]) ** 0.5 if init_scale is None else init_scale * 3.0**0.5
+                p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=generator)
+        order = counts.argsort(descending=True, stable=True).cpu()
+        self.register_buffer("word_of_rank", order.to(self._anchor().device))
+        self.register_buffer("rank", order.argsort().to(self._anchor().device))
+
+    def _anchor(self) -> Tensor:
+        return self.module.head.weight
+
+    def _dtype(self) -> torch.dtype:
+        return self._anchor().dtype
+
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+        step = _AutogradStep(self, h, ids, t)
+        return step.losses.detach(), step
+
+    def log_prob_pairs(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h) (m,K) with autograd's graph if it is on.  h (m,hidden), ids (m,K)."""
+        each = h if ids.shape[1] == 1 else h.repeat_interleave(ids.shape[1], 0)
+        output: Tensor = self.module(each, self.rank[ids.reshape(-1)]).output
+        return output.view(ids.shape)
+
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h) in the shape of ids, (m,) or (m,K)."""
+        self._check_hidden(h)
+        check_ids(ids, len(h), self.vocab)
+        return self.log_prob_pairs(h, ids.reshape(len(h), -1)).view(ids.shape)
+
+    @torch.no_grad()
+    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return (log-probabilities, ids), both (m,k), of the k best words, best first, a few examples at a time."""
+        self._check_hidden(h)
+        check_k(k, self.vocab)
+        found = [
+            running_topk([(self.module.log_prob(part), self.word_of_rank)], k)
+            for part in torch.split(h, max(1, _SWEPT // self.vocab))
+        ]
+        return torch.cat([scores for scores, _ in found]), torch.cat([ids for _, ids in found])
+
+    @torch.no_grad()
+    def weight(self) -> Tensor:
+        """Return the word vectors (D,hidden) in word order: for a tail, its rows times its projection."""
+        tails = [tail[1].weight @ tail[0].weight for tail in self.module.tail]  # type: ignore[index]
+        short = self.module.head.weight[: self.module.shortlist_size]
+        return torch.cat([short, *tails])[self.rank]
+
+
+class _AutogradStep(Step):
+    """Forward and backward by autograd on a detached copy of h; the gradients of the weights wait for `apply`."""
+
+    def __init__(self, layer: AdaptiveSoftmax, h: Tensor, ids: Tensor, t: Tensor) -> None:
+        self.parameters = list(layer.module.parameters())
+        self.gradients: list[Tensor | None] = []
+        with torch.enable_grad():
+            self.h = h.detach().requires_grad_()
+            self.losses = -(t * layer.log_prob_pairs(self.h, ids)).sum(1)
+
+    def backward(self, upstream: Tensor) -> Tensor:
+        with torch.enable_grad():
+            # allow_unused: a tail without a target in this batch has no gradient
+            found = torch.autograd.grad(self.losses, [self.h, *self.parameters], upstream, allow_unused=True)
+        self.gradients = list(found[1:])
+        return found[0]
+
+    def apply(self, lr: float, keep: float) -> None:
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            if keep != 1.0:
+                parameter.mul_(keep)
+            if gradient is not None:
+                parameter.add_(gradient, alpha=-lr)

@@ -1,0 +1,162 @@
+"""What every output layer of this package shares: checked input, one forward, one backward, one update."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lstlm.errors import ConfigError, DataError
+
+
+class Step:
+    """One minibatch on its way through a layer: made by the forward pass, filled by backward, spent by update."""
+
+    @abstractmethod
+    def backward(self, upstream: Tensor) -> Tensor:
+        """Return ∂Σᵢ upstreamᵢ·lossᵢ/∂h (m,hidden) and keep what `apply` needs.  upstream (m,). Called once."""
+
+    @abstractmethod
+    def apply(self, lr: float, keep: float) -> None:
+        """W ← keep·W − lr·∂Σᵢ upstreamᵢ·lossᵢ/∂W, in place, with the weights that the forward pass saw."""
+
+
+class RecordedOutput(nn.Module):
+    """A layer that owns its weights and applies its own exact SGD.
+
+    In training mode with gradients enabled, `forward` records one step; `backward` delivers the upstream gradients
+    to it; `update` applies it. A new forward forgets a step that was not applied, as `zero_grad` would. In
+    evaluation mode or under `torch.no_grad` nothing is recorded and the losses carry no graph.
+    """
+
+    normalised = True
+    multiple_targets = True
+
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__()
+        if hidden < 1 or vocab < 2:
+            raise ConfigError(f"output layer: hidden {hidden} and vocabulary {vocab} must be at least 1 and 2")
+        self.hidden, self.vocab = hidden, vocab
+        self._latest: Step | None = None
+        self._ready = False
+
+    @abstractmethod
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+        """Return losses Σₖ tₖ·(−log p(idₖ | h)) (m,) and the step that can follow.  h (m,hidden), ids and t (m,K)."""
+
+    @abstractmethod
+    def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h) in the shape of ids, (m,) or (m,K)."""
+
+    def forward(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return one loss an example, weight·Σₖ valueₖ·(−log p(targetₖ | h)), shape (m,), differentiable to h.
+
+        target_ids (m,) or (m,K); target_values like target_ids, default 1; weight (m,), default 1.
+        """
+        ids, t = self._targets(h, target_ids, target_values, weight)
+        if not (self.training and torch.is_grad_enabled()):
+            return self._evaluation_losses(h.detach(), ids, t)
+        # h may be plain data: the layer itself still learns, so the graph must start here
+        h = h if h.requires_grad else h.detach().requires_grad_()
+        losses: Tensor = _Record.apply(h, self, ids, t)  # type: ignore[no-untyped-call]
+        return losses
+
+    @torch.no_grad()
+    def _evaluation_losses(self, h: Tensor, ids: Tensor, t: Tensor) -> Tensor:
+        return -(t * self.log_prob(h, ids)).sum(1)
+
+    def _targets(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (ids, coefficients) both (m,K), the coefficients being weight·value; raise on what cannot be right."""
+        self._check_hidden(h)
+        check_ids(target_ids, len(h), self.vocab)
+        ids = (target_ids if target_ids.ndim == 2 else target_ids[:, None]).long()
+        if ids.shape[1] > 1 and not self.multiple_targets:
+            raise ConfigError(
+                f"{type(self).__name__} takes one target an example, not {ids.shape[1]}; "
+                "use output.kind factored, naive, softmax, hierarchical or adaptive for several"
+            )
+        t = torch.ones_like(ids, dtype=h.dtype)
+        if target_values is not None:
+            if target_values.shape != target_ids.shape:
+                raise ConfigError(
+                    f"target_values has shape {tuple(target_values.shape)}, target_ids {tuple(target_ids.shape)}: "
+                    "they must be equal"
+                )
+            t = target_values.to(h.dtype).reshape(ids.shape)
+        if weight is not None:
+            if weight.shape != (len(h),):
+                raise ConfigError(f"weight has shape {tuple(weight.shape)}, one number an example is ({len(h)},)")
+            t = t * weight.to(h.dtype)[:, None]
+        return ids, t.detach()
+
+    def _check_hidden(self, h: Tensor) -> None:
+        if h.ndim != 2 or h.shape[1] != self.hidden or len(h) == 0:
+            raise ConfigError(f"h has shape {tuple(h.shape)}, the output layer takes (examples, {self.hidden})")
+        if h.dtype != self._dtype():
+            raise ConfigError(f"h is {h.dtype}, the output layer holds {self._dtype()}: convert one of them")
+
+    @abstractmethod
+    def _dtype(self) -> torch.dtype: ...
+
+    def _record(self, step: Step, upstream: Tensor) -> Tensor:
+        if step is not self._latest:
+            raise ConfigError("output layer: backward through an old forward; run forward, backward, update in turn")
+        if self._ready:
+            raise ConfigError("output layer: backward twice through one forward; call update before the next backward")
+        grad_h = step.backward(upstream)
+        self._ready = True
+        return grad_h
+
+    @torch.no_grad()
+    def update(self, lr: float, weight_decay: float = 0.0) -> None:
+        """W ← (1 − lr·weight_decay)·W − lr·∇W for the gradient that the last backward delivered; bias alike."""
+        if self._latest is None or not self._ready:
+            raise ConfigError(
+                "output layer: update without a backward before it; run forward, backward, update in turn"
+            )
+        keep = 1.0 - lr * weight_decay
+        if keep <= 0.0:
+            raise ConfigError(
+                f"output.weight_decay {weight_decay} at learning rate {lr}: their product must stay below 1"
+            )
+        step, self._latest, self._ready = self._latest, None, False
+        step.apply(lr, keep)
+
+
+class _Record(torch.autograd.Function):
+    """Hands a layer's own forward and backward to autograd, and the upstream gradients to the layer's step."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, layer: RecordedOutput, ids: Tensor, t: Tensor) -> Tensor:
+        layer._latest, layer._ready = None, False  # free the old step's memory before the new one takes its own
+        losses, ctx.step = layer._losses(h.detach(), ids, t)
+        ctx.layer, layer._latest = layer, ctx.step
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.layer._record(ctx.step, upstream), None, None, None
+
+
+def check_ids(ids: Tensor, examples: int, vocab: int) -> None:
+    """Raise unless ids is an integer tensor (examples,) or (examples, K) with values in [0, vocab)."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ConfigError(f"target_ids is {ids.dtype}: word ids are int64")
+    if ids.ndim not in (1, 2) or len(ids) != examples or ids.numel() == 0:
+        raise ConfigError(
+            f"target_ids has shape {tuple(ids.shape)}, {examples} examples take ({examples},) or ({examples}, K)"
+        )
+    low, high = (int(x) for x in ids.aminmax())
+    if low < 0 or high >= vocab:
+        bad = low if low < 0 else high
+        raise DataError(
+            f"target_ids holds word id {bad}: ids run from 0 to {vocab - 1}; is the vocabulary another one?"
+        )

@@ -1,0 +1,127 @@
+"""The sampled softmax: a training loss over the target and a few thousand shared candidates."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lstlm.errors import ConfigError
+from lstlm.outputs.base import Step
+from lstlm.outputs.softmax import LinearSoftmax, exponentiate_
+
+
+class SampledSoftmax(LinearSoftmax):
+    """−log of exp(o_y − log E_y) / (exp(o_y − log E_y) + Σ_{c≠y} exp(o_c − log E_c)), c over the candidates.
+
+    The candidates, shared by a batch, are distinct words, drawn from the log-uniform distribution over frequency
+    ranks until there are enough; E_j is the expected count of word j in such a draw, so that the loss estimates the full softmax.
+    A candidate that is the example's own target is left out. With as many candidates as words it *is* the full
+    softmax. Only rows of candidates and targets are read or written. Evaluation uses the full softmax.
+    counts (D,) give the ranks.
+    """
+
+    multiple_targets = False
+    word_of_rank: Tensor
+    log_miss: Tensor
+    draws: Tensor
+
+    def __init__(
+        self,
+        hidden: int,
+        counts: Tensor,
+        *,
+        candidates: int = 8192,
+        bias: bool = True,
+        init_scale: float | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        vocab = len(counts)
+        super().__init__(
+            hidden, vocab, bias=bias, init_scale=init_scale, dtype=dtype, device=device, generator=generator
+        )
+        if candidates < 1:
+            raise ConfigError(f"output.candidates is {candidates}: at least 1 is needed")
+        self.candidates = min(candidates, vocab)
+        where = self.rows.matrix.device
+        order = counts.argsort(descending=True, stable=True).cpu()
+        rank = torch.arange(vocab, dtype=torch.float64)
+        log_miss = torch.empty(vocab, dtype=torch.float64)
+        log_miss[order] = torch.log1p(-torch.log1p(1.0 / (rank + 1.0)) / math.log(vocab + 1.0))
+        self.register_buffer("word_of_rank", order.to(where))
+        self.register_buffer("log_miss", log_miss.to(where))  # log of the chance that one draw is another word
+        seed = torch.randint(2**62, (1,), generator=generator, device=where if generator else None).cpu()
+        # [seed, number of draws so far]: all that a resumed run needs to go on with the same candidates
+        self.register_buffer("draws", torch.cat([seed, seed.new_zeros(1)]))
+
+    def draw(self) -> tuple[Tensor, float]:
+        """Return (distinct word ids (S,) in increasing order, number of tries it took) and count the draw."""
+        seed, number = self.draws.tolist()
+        self.draws[1] += 1
+        if self.candidates == self.vocab:
+            return torch.arange(self.vocab, device=self.log_miss.device), math.inf
+        source = torch.Generator().manual_seed((seed + number) % 2**63)
+        ranks, tries = draw_distinct(self.candidates, self.vocab, source)
+        words = self.word_of_rank[ranks.to(self.word_of_rank.device)].sort().values
+        return words, tries
+
+    def log_expected_count(self, ids: Tensor, tries: float) -> Tensor:
+        """Return log E (n,), E = 1 − (1 − p)^tries: the chance that a word is in the result of so many draws."""
+        return torch.log(-torch.expm1(tries * self.log_miss[ids])).to(self._dtype())
+
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+        step = _SampledStep(self, h, ids[:, 0].contiguous(), t[:, 0])
+        return step.losses, step
+
+
+class _SampledStep(Step):
+    def __init__(self, layer: SampledSoftmax, h: Tensor, y: Tensor, t: Tensor) -> None:
+        self.layer, self.h, self.y, self.t = layer, h, y, t
+        self.words, tries = layer.draw()
+        self.W_words, self.W_y = layer.rows.rows(self.words), layer.rows.rows(y)
+        shift = layer.rows.biases(self.words) - layer.log_expected_count(self.words, tries)
+        scores = torch.addmm(shift, h, self.W_words.T)
+        o_y = (h * self.W_y).sum(1) + layer.rows.biases(y) - layer.log_expected_count(y, tries)
+        at = torch.searchsorted(self.words, y).clamp_(max=len(self.words) - 1)
+        hit = self.words[at] == y
+        scores[hit.nonzero()[:, 0], at[hit]] = -torch.inf
+        self.G = torch.cat([o_y[:, None], scores], 1)
+        self.total, log_total = exponentiate_(self.G)
+        self.losses = t * (log_total - o_y)
+
+    def backward(self, upstream: Tensor) -> Tensor:
+        c = upstream * self.t
+        self.G.mul_((c / self.total)[:, None])
+        self.G[:, 0] -= c
+        return torch.addmm(self.G[:, :1] * self.W_y, self.G[:, 1:], self.W_words)
+
+    def apply(self, lr: float, keep: float) -> None:
+        rows = self.layer.rows
+        if keep != 1.0:
+            rows.decay_(keep)
+        g_y, G = self.G[:, 0], self.G[:, 1:]
+        rows.add_(self.words, G.T @ self.h, G.sum(0), -lr)
+        rows.add_(self.y, g_y[:, None] * self.h, g_y, -lr)
+
+
+def draw_distinct(number: int, vocab: int, source: torch.Generator) -> tuple[Tensor, int]:
+    """Draw ranks with p(r) = log((r+2)/(r+1))/log(vocab+1) until `number` distinct ones are there.
+
+    Return (those ranks (number,), in order of first appearance, and how many draws it took).
+    """
+    ranks = torch.empty(0, dtype=torch.int64)
+    size = 2 * number
+    while True:
+        u = torch.rand(size, dtype=torch.float64, generator=source)
+        fresh = (torch.exp(u * math.log(vocab + 1.0)) - 1.0).long().clamp_(0, vocab - 1)
+        ranks = torch.cat([ranks, fresh])
+        in_order, at = ranks.sort(stable=True)
+        new = torch.ones_like(in_order, dtype=torch.bool)
+        new[1:] = in_order[1:] != in_order[:-1]
+        first = at[new].sort().values  # position of the first appearance of each distinct rank
+        if len(first) >= number:
+            return ranks[first[:number]], int(first[number - 1]) + 1
+        size = len(ranks)

@@ -1,0 +1,137 @@
+"""The full softmax: exact, O(D·m·hidden) a step, and the yardstick for everything cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lstlm.errors import ConfigError
+from lstlm.outputs.base import RecordedOutput, Step, check_ids
+from lstlm.outputs.rows import ScaledRows, running_topk, uniform_rows
+
+_CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
+
+
+class SoftmaxProduct:
+    """−Σₖ tₖ log softmax(h Wᵀ + b)[idₖ], its gradient and its SGD step, with a single (m,D) tensor in memory.
+
+    Replaces `F.cross_entropy(h @ W.T + b, …)`, which keeps the scores, their log-softmax and its gradient:
+    here the scores are overwritten by exp(scores − max), and those by the gradient.
+    W = scale·matrix, b = scale·bias; h (m,hidden), ids and t (m,K).
+    """
+
+    def __init__(self, h: Tensor, rows: ScaledRows, part: slice, ids: Tensor, t: Tensor) -> None:
+        self.h, self.ids, self.t = h, ids, t
+        self.rows, self.part = rows, part
+        scores = rows.scores(h, part)
+        target = scores.gather(1, ids)
+        self.total, log_total = exponentiate_(scores)
+        self.losses = (t * (log_total[:, None] - target)).sum(1)
+        self.G = scores
+
+    def backward(self, upstream: Tensor) -> Tensor:
+        """Return ∂/∂h (m,hidden) and turn the (m,D) tensor into G = ∂/∂scores = upstream·(Σt·p − t at ids)."""
+        c = upstream[:, None] * self.t
+        self.G.mul_((c.sum(1) / self.total)[:, None])
+        # scatter_add_, not G[ids] -= c: a word that is a target twice must count twice
+        self.G.scatter_add_(1, self.ids, -c)
+        return (self.G @ self.rows.matrix[self.part]).mul_(float(self.rows.scale))
+
+    def apply(self, lr: float, keep: float = 1.0) -> None:
+        """W ← keep·W − lr·Gᵀh on these rows alone; b alike.  (keep is for a layer that owns all of its rows here.)"""
+        alpha = -lr / float(self.rows.scale)
+        self.rows.matrix[self.part].addmm_(self.G.T, self.h, beta=keep, alpha=alpha)
+        if self.rows.bias is not None:
+            ones = self.G.new_ones(len(self.G))
+            self.rows.bias[self.part].addmv_(self.G.T, ones, beta=keep, alpha=alpha)
+
+
+def exponentiate_(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Overwrite scores (m,D) by exp(scores − row maximum); return (row sums (m,), log Σ exp(scores) (m,))."""
+    total = scores.new_empty(len(scores))
+    top = scores.new_empty(len(scores))
+    for start in range(0, len(scores), rows := max(1, _CACHED // scores.shape[1])):
+        chunk = scores[start : start + rows]
+        top[start : start + rows] = high = chunk.amax(1)
+        total[start : start + rows] = chunk.sub_(high[:, None]).exp_().sum(1)
+    return total, total.log() + top
+
+
+class LinearSoftmax(RecordedOutput):
+    """p(j | h) = softmax(h Wᵀ + b)ⱼ: what the full and the sampled softmax share, which is all but training."""
+
+    def __init__(
+        self,
+        hidden: int,
+        vocab: int,
+        *,
+        bias: bool = True,
+        init_scale: float | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(hidden, vocab)
+        like = torch.empty(0, dtype=dtype, device=device)
+        self.rows = ScaledRows(uniform_rows(vocab, hidden, init_scale, like, generator), bias)
+
+    def _dtype(self) -> torch.dtype:
+        return self.rows.matrix.dtype
+
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h) in the shape of ids, (m,) or (m,K); O(D·m·hidden), nothing of size m·D."""
+        self._check_hidden(h)
+        check_ids(ids, len(h), self.vocab)
+        return self.rows.log_softmax(h, ids)
+
+    @torch.no_grad()
+    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first."""
+        self._check_hidden(h)
+        check_k(k, self.vocab)
+        total = h.new_full((len(h),), -torch.inf)
+
+        def blocks() -> Iterator[tuple[Tensor, Tensor]]:
+            nonlocal total  # one sweep finds both the best words and the normaliser
+            for scores, ids in self.rows.score_blocks(h):
+                total = torch.logaddexp(total, scores.logsumexp(1))
+                yield scores, ids
+
+        scores, ids = running_topk(blocks(), k)
+        return scores - total[:, None], ids
+
+    def weight(self) -> Tensor:
+        """Return W (D,hidden), a copy."""
+        return self.rows.weight()
+
+    def bias_vector(self) -> Tensor:
+        """Return b (D,), a copy; zeros without a bias."""
+        return self.rows.bias_vector()
+
+
+class FullSoftmax(LinearSoftmax):
+    """The softmax over the whole vocabulary, trained exactly: three products of D·m·hidden a step."""
+
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+        product = SoftmaxProduct(h, self.rows, slice(None), ids, t)
+        return product.losses, _FullStep(product)
+
+
+class _FullStep(Step):
+    def __init__(self, product: SoftmaxProduct) -> None:
+        self.product = product
+
+    def backward(self, upstream: Tensor) -> Tensor:
+        return self.product.backward(upstream)
+
+    def apply(self, lr: float, keep: float) -> None:
+        self.product.apply(lr, keep)
+
+
+def check_k(k: int, vocab: int) -> None:
+    """Raise unless 1 ≤ k ≤ vocab."""
+    if not 1 <= k <= vocab:
+        raise ConfigError(f"topk: k is {k}, the vocabulary allows 1 to {vocab}")
