@@ -3,9 +3,9 @@
     checkpoints/step-00001000/   manifest.json  config.yaml  network.pt  training.pt  counters.json
     checkpoints/last, best       links to one of them
 
-A checkpoint is written under a temporary name, every file is synced, the manifest (sizes, SHA-256, format version, hashes
-of configuration and vocabulary, and a hash of itself) comes last, the folder is synced and then renamed. Tensors are read
-with `weights_only=True`: a pickle that wants to run code is refused.
+A checkpoint is written under a temporary name, every file is synced, the manifest (sizes, SHA-256, format version,
+hashes of configuration and vocabulary, and a hash of itself) comes last, the folder is synced and then renamed. Tensors
+are read with `weights_only=True`: a pickle that wants to run code is refused.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def _write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[st
             if isinstance(content, str):
                 stream.write(content.encode())
             else:
-                torch.save(content, stream)
+                torch.save(content, stream)  # type: ignore[arg-type]  # it needs write() alone
             records[name] = stream.record()
     return records
 
@@ -85,8 +85,8 @@ def _write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[st
 def save_checkpoint(root: Path, step: int, contents: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
     """Write `contents` (file name → text, or dictionary of tensors) as `root/step-N` and point `last` at it.
 
-    `facts` goes into the manifest: config_sha256, vocabulary_sha256, versions. Tensors stream from where they are to the
-    file; nothing of their size is copied. A failure removes what was written and leaves older checkpoints alone.
+    `facts` goes into the manifest: config_sha256, vocabulary_sha256, versions. Tensors stream from where they are to
+    the file; nothing of their size is copied. A failure removes what was written and leaves older checkpoints alone.
     """
     root.mkdir(parents=True, exist_ok=True)
     final = root / f"{_PREFIX}{step:08d}"
@@ -183,7 +183,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint and check the size and SHA-256 of every file; raise CheckpointError naming the first bad one."""
+    """Open a checkpoint and check the size and SHA-256 of every file; CheckpointError names the first bad one."""
     manifest = _read_manifest(folder)
     for name, record in manifest["files"].items():
         path = folder / name

@@ -9,8 +9,8 @@ class PhaseClock:
 
         clock.start();  batch = …;  clock.lap("data");  h = …;  clock.lap("hidden_forward")
 
-    `synchronise` (on CUDA) is called at the laps of measured steps only: without it a lap there would time the launch of
-    the kernels, and with it on every step the device would wait for the host.
+    `synchronise` (on CUDA) is called at the laps of measured steps only: without it a lap there would time the launch
+    of the kernels, and with it on every step the device would wait for the host.
     """
 
     def __init__(self, synchronise: Callable[[], None] | None = None) -> None:

@@ -20,15 +20,23 @@ def clock_text(seconds: float | None) -> str:
 class Console:
     """A tqdm bar in words (so that its rate is words/s) or plain lines, whichever fits the stream."""
 
-    def __init__(self, budget: Budget, words_per_step: int, *, step: int = 0, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, budget: Budget, words_per_step: int, *, step: int = 0, quiet: bool = False) -> None:
+        self._stream: TextIO = sys.stderr
+        self._quiet = quiet
         self._budget = budget
         self._words_per_step = words_per_step
         self._bar: tqdm[Any] | None = None
-        if self._stream.isatty():
+        if self._stream.isatty() and not quiet:
             total = None if budget.steps is None else budget.steps * words_per_step
-            form = {"unit": "word", "unit_scale": True, "dynamic_ncols": True, "mininterval": 0.2, "file": self._stream}
-            self._bar = tqdm(total=total, initial=step * words_per_step, **form)  # type: ignore[call-overload]
+            self._bar = tqdm(
+                total=total,
+                initial=step * words_per_step,
+                unit="word",
+                unit_scale=True,
+                dynamic_ncols=True,
+                mininterval=0.2,
+                file=self._stream,
+            )
 
     def advance(self) -> None:
         """Count one step."""
@@ -66,7 +74,7 @@ class Console:
         """Write a line without breaking the bar."""
         if self._bar is not None:
             self._bar.write(line, file=self._stream)
-        else:
+        elif not self._quiet:
             print(line, file=self._stream, flush=True)
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class HashingWriter:
     """A file to write once: hashes what passes and is synced to disk when closed, so the data is never read back."""
 
     def __init__(self, path: Path) -> None:
-        self._stream: BinaryIO = open(path, "wb", buffering=0)
+        self._stream: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
         self._digest = hashlib.sha256()
         self.size = 0
 
@@ -88,7 +88,9 @@ class HashingWriter:
     def __enter__(self) -> "HashingWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is None:
                 os.fsync(self._stream.fileno())

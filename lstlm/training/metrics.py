@@ -40,7 +40,7 @@ class MetricsFile:
     """Appends to metrics.jsonl; every line is handed to the system at once, so that a kill loses none."""
 
     def __init__(self, path: Path) -> None:
-        self._stream: TextIO = open(path, "a", encoding="utf-8")
+        self._stream: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append {"step": step, **values}."""

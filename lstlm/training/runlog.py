@@ -55,7 +55,13 @@ class RunLog:
     def status(self, state: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
         """Replace status.json: `state` is running, finished, interrupted or failed."""
         now = time.time()
-        head = {"state": state, "pid": os.getpid(), "host": socket.gethostname(), "started": self._started, "updated": now}
+        head = {
+            "state": state,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": self._started,
+            "updated": now,
+        }
         write_json(self._folder / "status.json", finite_or_none({**head, **facts}), durable=durable)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:

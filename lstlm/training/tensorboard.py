@@ -1,17 +1,13 @@
 """TensorBoard: scalars, settings and the projector of one run, all in the run's own folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lstlm.training.files import write_atomic
-
-PROJECTOR_WORDS = 10_000
 _HPARAM_METRICS = ("eval/loss", "eval/perplexity", "eval/top1", "eval/top10", "eval/simlex_spearman")
 _LAYOUT = {
     "Learning": {
@@ -31,6 +27,12 @@ _LAYOUT = {
 }
 
 
+def _hparams(settings: dict[str, Any], metrics: dict[str, float]) -> tuple[Any, Any, Any]:
+    """Return the summaries (experiment, session start, session end) of the hparams plugin."""
+    summaries: tuple[Any, Any, Any] = hparams(settings, metrics)  # type: ignore[no-untyped-call]
+    return summaries
+
+
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turn nested settings into {"model.hidden": "[300, 300]", "train.seed": 1, …}, leaving out what is None."""
     flat: dict[str, Any] = {}
@@ -46,7 +48,6 @@ class Board:
     """One event file. On resume `purge_step` hides what an earlier process logged beyond the step resumed from."""
 
     def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
-        self._folder = folder
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=15)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
@@ -57,10 +58,10 @@ class Board:
     def settings(self, settings: Mapping[str, Any], text: str) -> None:
         """Write the hyper-parameters, the configuration as text, and the layout of the custom scalars.
 
-        The three summaries of the hparams plugin go into this writer. `add_hparams` would open a writer in a sub-folder,
-        and TensorBoard would show that as a second run.
+        The three summaries of the hparams plugin go into this writer. `add_hparams` would open a writer in a
+        sub-folder, and TensorBoard would show that as a second run.
         """
-        experiment, start, _ = hparams(flatten(settings), dict.fromkeys(_HPARAM_METRICS, 0.0))
+        experiment, start, _ = _hparams(flatten(settings), dict.fromkeys(_HPARAM_METRICS, 0.0))
         self._add(experiment, 0)
         self._add(start, 0)
         self._writer.add_text("config", "```yaml\n" + text + "\n```", 0)
@@ -69,21 +70,7 @@ class Board:
 
     def finish(self, step: int) -> None:
         """Mark the session as done for the hparams plugin."""
-        self._add(hparams({}, {})[2], step)
-
-    def projector(self, words: Sequence[str], counts: Sequence[int], vectors: np.ndarray) -> None:
-        """Write the embedding projector's files: vectors (n, d), one line of metadata a word."""
-        folder = self._folder / "projector"
-        folder.mkdir(exist_ok=True)
-        with open(folder / "vectors.tsv", "w", encoding="utf-8") as stream:
-            np.savetxt(stream, vectors, fmt="%.6g", delimiter="\t")
-        # The plugin splits at every kind of line break, not at \n alone.
-        names = ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in word) for word in words]
-        lines = [f"{name}\t{count}" for name, count in zip(names, counts, strict=True)]
-        (folder / "metadata.tsv").write_text("\n".join(["word\tcount", *lines]) + "\n", encoding="utf-8")
-        entry = 'tensor_name: "input embeddings"\n  tensor_path: "projector/vectors.tsv"\n'
-        entry += '  metadata_path: "projector/metadata.tsv"\n'
-        write_atomic(self._folder / "projector_config.pbtxt", "embeddings {\n  " + entry + "}\n")
+        self._add(_hparams({}, {})[2], step)
 
     def flush(self) -> None:
         """Hand all queued events to the system."""
@@ -94,6 +81,4 @@ class Board:
         self._writer.close()
 
     def _add(self, summary: Any, step: int) -> None:
-        writer = self._writer.file_writer
-        assert writer is not None  # only after close()
-        writer.add_summary(summary, step)
+        self._writer._get_file_writer().add_summary(summary, step)  # type: ignore[no-untyped-call]

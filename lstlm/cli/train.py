@@ -1,0 +1,151 @@
+"""`lstlm train`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lstlm.cli import common
+from lstlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lstlm.config import Config
+    from lstlm.training.dryrun import Estimate
+    from lstlm.training.session import Summary
+
+EPILOGUE = """\b
+Example:
+  lstlm train --config configs/tiny.yaml --run runs/tiny
+  lstlm train --config configs/tiny.yaml --run runs/tiny --resume auto --set train.max_epochs=4
+  tensorboard --logdir runs
+
+Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second one exits at once.
+"""
+
+
+@click.command(epilog=EPILOGUE)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="Configuration file (YAML). May be left out when a run is resumed.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, e.g. train.max_steps=100. Repeatable.",
+)
+@click.option("--run", "folder", type=click.Path(path_type=Path), help="Run folder.  [default: runs/<config>-<time>]")
+@click.option(
+    "--resume",
+    metavar="auto|PATH",
+    help="Continue: from the newest good checkpoint of the run, or from a checkpoint or run folder.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, …")
+@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: torch's]")
+@click.option(
+    "--dry-run", is_flag=True, help="Show settings, size, disk, steps and speed (20 timed steps); write nothing."
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Start anew in a folder that holds a run, or drop checkpoints newer than --resume PATH.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+def command(
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    folder: Path | None,
+    resume: str | None,
+    device: str,
+    threads: int | None,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Train a model: progress, TensorBoard events and checkpoints go to the run folder."""
+    folder = _choose_folder(config_path, folder, resume)
+    config = _settings(config_path, folder, resume, overrides)
+    from lstlm.training.session import train, use_device
+
+    place = use_device(device, threads)
+    if dry_run:
+        _show_estimate(config, place, as_json=as_json)
+        return
+    common.say(f"run folder {folder}")
+    summary = train(config, folder, resume=resume, device=place, force=force, quiet=common.is_quiet())
+    _show_summary(summary, as_json=as_json)
+    if summary.signal is not None:
+        click.get_current_context().exit(128 + summary.signal)
+
+
+def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | None) -> Path:
+    """Return --run, or the run that --resume means, or runs/<config>-<time>."""
+    from lstlm.training.folders import default_folder, newest_run, run_of
+
+    if folder is not None:
+        return folder
+    if resume not in (None, "auto"):
+        return run_of(Path(str(resume)))
+    if config_path is None:
+        raise ConfigError("--config: missing; give a configuration file, e.g. --config configs/tiny.yaml")
+    newest = newest_run(config_path) if resume == "auto" else None
+    return newest or default_folder(config_path)
+
+
+def _settings(config_path: Path | None, folder: Path, resume: str | None, overrides: tuple[str, ...]) -> "Config":
+    """Read --config; a resumed run may do without and keep its own."""
+    from lstlm.config import load_config
+
+    if config_path is None and resume is None:
+        raise ConfigError("--config: missing; give a configuration file, e.g. --config configs/tiny.yaml")
+    return load_config(config_path or folder / "config.yaml", overrides)
+
+
+def _show_summary(summary: "Summary", *, as_json: bool) -> None:
+    from lstlm.training.metrics import finite_or_none
+
+    report = summary.report
+    if as_json:
+        common.print_json(finite_or_none({"run": str(summary.run), "state": summary.state, **report}))
+        return
+    scores = " ".join(f"{key.removeprefix('eval/')}={value:.4f}" for key, value in report["evaluation"].items())
+    click.echo(
+        f"{summary.state} step={report['step']} words={report['words']} elapsed_s={report['elapsed_s']:.1f} "
+        f"{scores}{' ' if scores else ''}run={summary.run}"
+    )
+
+
+def _show_estimate(config: "Config", device: Any, *, as_json: bool) -> None:
+    from lstlm.config import dump_config, to_dict
+    from lstlm.data import Corpus
+    from lstlm.training.dryrun import dry_run
+
+    estimate = dry_run(config, Corpus.open(Path(config.data.dir)), device)
+    if as_json:
+        common.print_json({"config": to_dict(config), **asdict(estimate)})
+        return
+    click.echo(dump_config(config))
+    for line in _estimate_lines(estimate):
+        click.echo(line)
+
+
+def _estimate_lines(estimate: "Estimate") -> list[str]:
+    from lstlm.training.console import clock_text
+
+    parts = estimate.parameters
+    steps = "bounded by time alone" if estimate.steps is None else f"{estimate.steps:,}"
+    return [
+        f"vocabulary   {estimate.vocabulary:,} words",
+        f"parameters   {parts['total']:,} (embedding {parts['embedding']:,}, hidden {parts['hidden']:,}, "
+        f"output {parts['output']:,})",
+        f"memory       about {estimate.memory_bytes / 2**20:,.0f} MiB for weights, optimiser and a batch",
+        f"disk         {estimate.checkpoint_bytes / 2**20:,.1f} MiB a checkpoint, "
+        f"up to {estimate.disk_bytes / 2**20:,.1f} MiB a run",
+        f"steps        {steps} ({estimate.steps_per_epoch:,} an epoch)",
+        f"speed        {estimate.step_ms:.2f} ms a step, {estimate.words_per_s:,.0f} words/s (median of 20 steps)",
+        f"time         {clock_text(estimate.estimated_s)} without evaluations and checkpoints",
+    ]

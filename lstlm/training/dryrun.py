@@ -1,0 +1,92 @@
+"""`--dry-run`: what a run would need and how fast it would go, from twenty real steps and no file written."""
+
+import statistics
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from lstlm.config import Config
+from lstlm.data import Corpus
+from lstlm.training.learner import Learner
+from lstlm.training.session import budget_of
+
+TIMED_STEPS = 20
+_WARM_UP = 3
+
+
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors inside nested dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(tensor_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(tensor_bytes, value))
+    return 0
+
+
+def count_parameters(learner: Learner) -> dict[str, int]:
+    """Return the numbers of learned weights: embeddings, hidden layers, output (as the D×d matrix it stands for)."""
+    network = learner.network
+    vocab, width = network.input_vectors().shape
+    hidden_size = learner.config.model.hidden[-1] if learner.config.model.hidden else _context_width(learner)
+    hidden = sum(parameter.numel() for parameter in network.hidden.parameters())
+    output = vocab * (hidden_size + int(learner.config.output.bias))
+    counts = {"embedding": vocab * width, "hidden": hidden, "output": output}
+    return {**counts, "total": sum(counts.values())}
+
+
+def _context_width(learner: Learner) -> int:
+    batch = next(iter(learner.examples))
+    return int(learner.network.encode(torch.as_tensor(batch.context).to(learner.device)).shape[1])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The outcome of a dry run; sizes in bytes, times in seconds or milliseconds as named."""
+
+    vocabulary: int
+    parameters: dict[str, int]
+    memory_bytes: int
+    checkpoint_bytes: int
+    disk_bytes: int
+    steps: int | None
+    steps_per_epoch: int
+    step_ms: float
+    words_per_s: float
+    estimated_s: float | None
+
+
+def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
+    """Build the model, take 20 timed steps after 3 untimed ones, and estimate."""
+    learner = Learner(config, corpus, device)
+    parameters = count_parameters(learner)
+    for _ in range(_WARM_UP):
+        learner.step(1.0)
+    milliseconds = []
+    for _ in range(TIMED_STEPS):
+        began = perf_counter()
+        learner.step(1.0)
+        milliseconds.append(1e3 * (perf_counter() - began))
+    step_ms = statistics.median(milliseconds)
+    state = tensor_bytes(learner.tensors())
+    activations = 4 * parameters["hidden"] * 8 + config.train.batch_size * 64 * 1024
+    budget = budget_of(config, learner.examples.batches_per_epoch)
+    seconds = [] if budget.seconds is None else [budget.seconds]
+    if budget.steps is not None:
+        seconds.append(budget.steps * step_ms / 1e3)
+    return Estimate(
+        vocabulary=len(corpus.vocabulary),
+        parameters=parameters,
+        memory_bytes=state + activations,
+        checkpoint_bytes=state,
+        # One more than is kept while the next is being written, and the best.
+        disk_bytes=state * (config.train.keep_checkpoints + 2),
+        steps=budget.steps,
+        steps_per_epoch=learner.examples.batches_per_epoch,
+        step_ms=step_ms,
+        words_per_s=1e3 * config.train.batch_size / step_ms,
+        estimated_s=min(seconds) if seconds else None,
+    )

@@ -1,0 +1,64 @@
+"""Names and ownership of run folders. No torch here: the command line answers wrong paths before it loads anything.
+
+RUN/config.yaml  vocab.tsv  environment.json  status.json  metrics.jsonl  events.out.…  checkpoints/
+    vectors.tsv  metadata.tsv  projector_config.pbtxt    (at the end, for TensorBoard's projector)
+"""
+
+import fcntl
+import shutil
+import time
+from pathlib import Path
+from typing import TextIO
+
+from lstlm.errors import ConfigError
+
+CHECKPOINTS = "checkpoints"
+_LOCK = ".lock"
+_OWN_FILES = ("config.yaml", "vocab.tsv", "environment.json", "status.json", "metrics.jsonl")
+_PROJECTOR_FILES = ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt")
+
+
+def default_folder(config_path: Path) -> Path:
+    """Return runs/<config-stem>-<timestamp>."""
+    return Path("runs") / f"{config_path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def newest_run(config_path: Path) -> Path | None:
+    """Return the newest run folder of this configuration's name under runs/, or None."""
+    found = [path for path in Path("runs").glob(f"{config_path.stem}-*") if (path / "config.yaml").is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def run_of(path: Path) -> Path:
+    """Return the run folder that a checkpoint folder (or link) lies in; a run folder is its own."""
+    real = path.resolve()
+    return real.parent.parent if real.parent.name == CHECKPOINTS else path
+
+
+def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
+    """Make `folder` ours: refuse a non-empty one unless resuming; with `force` remove an earlier run's files from it.
+
+    Returns an open, locked file; the lock goes with the process, however that ends.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--run {folder}: not a folder; choose another name")
+    if not (resuming or force) and folder.is_dir() and any(entry.name != _LOCK for entry in folder.iterdir()):
+        raise ConfigError(f"--run {folder}: not empty; continue it with --resume auto, or start it anew with --force")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 - open is held
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ConfigError(f"--run {folder}: in use by another process; wait for it, or choose another name") from error
+    if force and not resuming:
+        _remove_run_files(folder)
+    return lock
+
+
+def _remove_run_files(folder: Path) -> None:
+    """Remove what a run writes and nothing else: --force on the wrong folder must cost nobody their files."""
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    events = folder.glob("events.out.tfevents.*")
+    for path in [*(folder / name for name in (*_OWN_FILES, *_PROJECTOR_FILES)), *events]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""What learns: network, optimisers, the stream of examples and the source of randomness; one step, save, restore."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lstlm.config import Config
+from lstlm.data import Batch, Corpus, Examples
+from lstlm.errors import NumericsError
+from lstlm.network import Network, Optimisers
+from lstlm.training.checkpoint import Checkpoint
+from lstlm.training.clock import PhaseClock
+
+
+class Step(NamedTuple):
+    """What a step tells: the mean loss of its batch, before the update, and the number of examples."""
+
+    loss: float
+    examples: int
+
+
+class Learner:
+    """Everything that a step changes. Two learners in the same state take the same steps, bit for bit."""
+
+    def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        torch.manual_seed(config.train.seed)
+        self.generator = torch.Generator(device=device).manual_seed(config.train.seed)
+        self.network = Network(config, corpus.vocabulary.counts, device=device, generator=self.generator)
+        self.optimisers = Optimisers(self.network, config.optim)
+        self.examples = open_examples(config, corpus)
+        self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
+        self._batch: Batch | None = None  # taken from the stream, not yet learned from
+        self._stabilise_seconds = 0.0
+
+    def step(self, lr_scale: float, *, measured: bool = True) -> Step:
+        """Take one step on the next batch.
+
+        Raises NumericsError, with nothing updated, where the loss or its gradient is not finite; the batch is then
+        kept, and the next call tries it again.
+        """
+        self.clock.start(measured=measured)
+        batch = self._batch = self._batch or next(self.examples)
+        context, ids = self._place(batch.context), self._place(batch.target_ids)
+        values = None if batch.target_values is None else self._place(batch.target_values)
+        self.clock.lap("data")
+        self.optimisers.zero()
+        hidden = self.network.encode(context)
+        self.clock.lap("hidden_forward")
+        loss = self.network.output(hidden, ids, values).mean()
+        self.clock.lap("output")
+        if hidden.requires_grad:
+            hidden.retain_grad()
+        loss.backward()
+        value = self._finite(loss, hidden.grad)
+        self.clock.lap("backward")
+        self.optimisers.step(lr_scale)
+        self.clock.lap("update", of_which={"stabilise": self._stabilised()})
+        self._batch = None
+        return Step(value, len(context))
+
+    def _place(self, array: Any) -> Tensor:
+        return torch.as_tensor(array).to(self.device, non_blocking=True)
+
+    def _stabilised(self) -> float:
+        """Return the seconds that the output layer, by its own count, spent on stability since the last call."""
+        before = self._stabilise_seconds
+        self._stabilise_seconds = float(getattr(self.network.output, "stabilise_seconds", 0.0))
+        return self._stabilise_seconds - before
+
+    def _finite(self, loss: Tensor, gradient: Tensor | None) -> float:
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise NumericsError(f"the loss of the batch is {value}")
+        if gradient is not None and not math.isfinite(float(gradient.sum())):
+            raise NumericsError(f"the gradient at the output layer is not finite (the loss is {value:.6g})")
+        return value
+
+    def restore_output(self) -> bool:
+        """Fold the factors of the output layer into plain weights, where it has factors; say whether it had."""
+        restore = getattr(self.network.output, "restore", None)
+        if restore is None:
+            return False
+        with torch.no_grad():
+            restore()
+        return True
+
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """Return the tensors to save, by file: references, not copies."""
+        state = {"optimisers": self.optimisers.state_dict(), "generator": self.generator.get_state()}
+        state["rng"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
+        return {"network.pt": self.network.state_dict(), "training.pt": state}
+
+    def load(self, checkpoint: Checkpoint, position: dict[str, int]) -> None:
+        """Return to the state of a checkpoint; `position` is that of the examples."""
+        self.network.load_state_dict(checkpoint.tensors("network.pt"))
+        state = checkpoint.tensors("training.pt")
+        self.optimisers.load_state_dict(state["optimisers"])
+        self.generator.set_state(state["generator"].clone())
+        torch.set_rng_state(state["rng"].clone())
+        if "cuda_rng" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"].clone(), self.device)
+        self.examples.restore(position)
+        self._batch = None
+
+
+def open_examples(config: Config, corpus: Corpus) -> Examples:
+    """Return the endless stream of training batches that the configuration describes."""
+    data, train = config.data, config.train
+    return Examples(
+        corpus.train,
+        corpus.vocabulary,
+        context=data.context,
+        kind=data.context_kind,
+        batch_size=train.batch_size,
+        seed=train.seed,
+        subsample=data.subsample,
+    )

@@ -1,0 +1,79 @@
+"""A run on disk: describing one, and loading what was trained in it."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lstlm import environment
+from lstlm.config import Config, dump_config, load_config
+from lstlm.data import Vocabulary
+from lstlm.errors import CheckpointError
+from lstlm.network import Network
+from lstlm.training.checkpoint import MANIFEST, Checkpoint, newest_valid, open_checkpoint, step_folders
+from lstlm.training.files import write_atomic, write_json
+from lstlm.training.folders import CHECKPOINTS
+
+
+def describe(folder: Path, config: Config, vocabulary: Vocabulary, device: torch.device) -> None:
+    """Write config.yaml, vocab.tsv (once) and environment.json."""
+    write_atomic(folder / "config.yaml", dump_config(config))
+    if not (folder / "vocab.tsv").is_file():
+        vocabulary.write(folder / "vocab.tsv")
+    facts = {**environment.describe(), "device": str(device), "command": sys.argv, "folder": os.getcwd()}
+    write_json(folder / "environment.json", facts)
+
+
+def checkpoint_for(path: Path) -> Checkpoint:
+    """Open the checkpoint that `path` names: itself, or the last of a run folder; CheckpointError if it is bad."""
+    if (path / MANIFEST).is_file():
+        return open_checkpoint(path)
+    root = path / CHECKPOINTS
+    if (root / "last").exists():
+        return open_checkpoint(root / "last")
+    if path.parent.name == CHECKPOINTS or not (path / "config.yaml").is_file():
+        raise CheckpointError(f"{path}: neither a run folder nor a checkpoint (no config.yaml, no {MANIFEST})")
+    checkpoint, skipped = newest_valid(step_folders(root))
+    if checkpoint is None:
+        raise CheckpointError(f"{path}: no checkpoint" + "".join(f"; skipped {line}" for line in skipped))
+    return checkpoint
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model with what is needed to use it; the corpus is not."""
+
+    config: Config
+    vocabulary: Vocabulary
+    network: Network
+    step: int
+    folder: Path
+    checkpoint: Path
+
+
+def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedRun:
+    """Load the last checkpoint of a run folder, or the checkpoint at `path`; the network is in evaluation mode."""
+    checkpoint = checkpoint_for(Path(path))
+    folder = checkpoint.folder.parent.parent
+    config = load_config(checkpoint.folder / "config.yaml")
+    vocabulary = Vocabulary.read(folder / "vocab.tsv")
+    if vocabulary.hash != checkpoint.manifest["vocabulary_sha256"]:
+        raise CheckpointError(
+            f"{folder / 'vocab.tsv'}: not the vocabulary that {checkpoint.folder.name} was trained with"
+        )
+    place = torch.device(device)
+    generator = torch.Generator(device=place).manual_seed(config.train.seed)
+    network = Network(config, vocabulary.counts, device=place, generator=generator)
+    network.load_state_dict(checkpoint.tensors("network.pt"))
+    network.eval()
+    return LoadedRun(config, vocabulary, network, checkpoint.step, folder, checkpoint.folder)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Return status.json of a run."""
+    value: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    return value

@@ -1,0 +1,224 @@
+"""The loop: step, log, evaluate, save, and what to do when numbers go wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from lstlm.config import Config, dump_config
+from lstlm.errors import NumericsError
+from lstlm.training.checkpoint import Checkpoint, newest_valid, prune, save_checkpoint, step_folders
+from lstlm.training.diagnostics import Diagnostics
+from lstlm.training.files import link_atomic
+from lstlm.training.folders import CHECKPOINTS
+from lstlm.training.learner import Learner, Step
+from lstlm.training.progress import Progress
+from lstlm.training.runlog import RunLog
+from lstlm.training.schedule import Budget, decay_factor, warmup_factor
+from lstlm.training.validate import Interrupted, Validator
+
+
+class Trainer:
+    """Trains `learner` within `budget`; `facts` are the constant entries of every checkpoint's manifest."""
+
+    def __init__(
+        self, learner: Learner, validator: Validator, budget: Budget, log: RunLog, root: Path, facts: dict[str, Any]
+    ) -> None:
+        self.learner, self.validator, self.budget, self.log = learner, validator, budget, log
+        self.root = root / CHECKPOINTS
+        self.config: Config = learner.config
+        self.progress = Progress()
+        self.figures: dict[str, float] = {}  # of the last evaluation
+        self.words_per_second = 0.0
+        self._facts = facts
+        self._diagnose = Diagnostics()
+        self._unsaved = True
+        self._started = perf_counter()
+        self._interval = (perf_counter(), 0.0, 0, 0)  # when it began; seconds aside, words and steps at that time
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Train until the budget is spent, patience ends, or `stopped` says so; then save. The loop."""
+        self._started = perf_counter() - self.progress.elapsed
+        self._begin_interval()
+        while True:
+            self._do_what_is_due(stopped)
+            if stopped() or self.finished():
+                break
+            self._take_step()
+        if not stopped():
+            self._wind_up(stopped)
+        if self._unsaved:
+            self._save()
+
+    def finished(self) -> bool:
+        """Say whether there is nothing left to do."""
+        patience = self.config.train.patience
+        worn_out = patience is not None and self.progress.stale >= patience
+        return worn_out or self.budget.spent(self.progress.step, self.elapsed())
+
+    def elapsed(self) -> float:
+        """Return the seconds of training, over all processes of the run."""
+        self.progress.elapsed = perf_counter() - self._started
+        return self.progress.elapsed
+
+    def _do_what_is_due(self, stopped: Callable[[], bool]) -> None:
+        """Log, evaluate and save as the step number asks. A resumed run begins here, with what was left out."""
+        step, train = self.progress.step, self.config.train
+        if self.progress.loss_steps and step % train.log_every == 0:
+            self._log()
+        improved = step > self.progress.evaluated_step and step % train.eval_every == 0 and self._evaluate(stopped)
+        if self._unsaved and (improved or step % train.checkpoint_every == 0):
+            self._save()
+
+    def _wind_up(self, stopped: Callable[[], bool]) -> None:
+        """Log and evaluate once more at the end."""
+        if self.progress.loss_steps:
+            self._log()
+        if self.progress.step > self.progress.evaluated_step:
+            self._evaluate(stopped)
+
+    def _lr_scale(self) -> float:
+        optim, progress = self.config.optim, self.progress
+        share = self.budget.progress(progress.step, progress.elapsed)
+        scale = progress.lr_factor * warmup_factor(progress.step, optim.warmup_steps)
+        return scale * decay_factor(optim.schedule, share)
+
+    def _take_step(self) -> None:
+        scale = self._lr_scale()
+        measured = (self.progress.step + 1) % self.config.train.log_every == 0
+        try:
+            step: Step | None = self.learner.step(scale, measured=measured)
+        except NumericsError as error:
+            step = self._try_restored(error, scale)
+        if step is None:
+            return
+        self.progress.step += 1
+        self.progress.words += step.examples
+        self.progress.note_loss(step.loss)
+        self._unsaved = True
+        self.log.console.advance()
+
+    def _try_restored(self, error: NumericsError, scale: float) -> Step | None:
+        """Try the batch once more with the factored state restored; else roll back and return None."""
+        try:
+            if self.learner.restore_output():
+                step = self.learner.step(scale)
+                text = f"step {self.progress.step}: {error}; restored the factored state and went on"
+                self.log.event(self.progress.step, "restore", text)
+                return step
+        except NumericsError as again:
+            error = again
+        self._roll_back(error)
+        return None
+
+    def _roll_back(self, error: NumericsError) -> None:
+        """Return to the newest good checkpoint and halve the learning rates; give up after train.max_rollbacks."""
+        failed, limit = self.progress, self.config.train.max_rollbacks
+        optim = self.config.optim
+        if failed.rollbacks >= limit:
+            raise NumericsError(
+                f"step {failed.step}: {error}; gave up after {failed.rollbacks} roll-backs with the rates at "
+                f"×{failed.lr_factor:g}; lower optim.output_lr ({optim.output_lr:g}), optim.hidden_lr "
+                f"({optim.hidden_lr:g}) and optim.embedding_lr ({optim.embedding_lr:g}), or set optim.warmup_steps"
+            )
+        checkpoint, skipped = newest_valid(step_folders(self.root))
+        if checkpoint is None:
+            raise NumericsError(f"step {failed.step}: {error}; no checkpoint to roll back to: {'; '.join(skipped)}")
+        self.load(checkpoint)
+        self.progress.rollbacks = failed.rollbacks + 1
+        self.progress.lr_factor = failed.lr_factor / 2
+        self._started = perf_counter() - failed.elapsed
+        self.log.rewind(checkpoint.step)
+        where = f"back to step {checkpoint.step} with the rates at ×{self.progress.lr_factor:g}"
+        text = f"step {failed.step}: {error}; {where} ({self.progress.rollbacks} of {limit})"
+        self.log.event(checkpoint.step, "rollback", text)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Return to a checkpoint: tensors, position in the data and counters."""
+        counters = checkpoint.json("counters.json")
+        self.learner.load(checkpoint, counters["examples"])
+        self.progress = Progress.from_dict(counters["progress"])
+        self.figures = dict(counters["figures"])
+        self._unsaved = False
+        self._begin_interval()
+
+    def _save(self) -> None:
+        began = perf_counter()
+        self.elapsed()
+        counters = {
+            "progress": self.progress.to_dict(),
+            "examples": self.learner.examples.state(),
+            "figures": self.figures,
+        }
+        contents: dict[str, Any] = {"config.yaml": dump_config(self.config), "counters.json": json.dumps(counters)}
+        folder = save_checkpoint(self.root, self.progress.step, {**contents, **self.learner.tensors()}, self._facts)
+        if self.progress.best_step == self.progress.step and self.progress.best_loss is not None:
+            link_atomic(self.root / "best", folder.name)
+        prune(self.root, self.config.train.keep_checkpoints)
+        self._unsaved = False
+        self.progress.aside += perf_counter() - began
+        self._report_status()
+
+    def _evaluate(self, stopped: Callable[[], bool]) -> bool:
+        """Evaluate, log, and say whether this is the best so far; a signal gives it up and leaves it due."""
+        began = perf_counter()
+        try:
+            figures = self.validator(self.learner.network, stopped)
+        except Interrupted:
+            return False
+        best = self.progress.note_evaluation(figures["eval/loss"])
+        self._unsaved = True
+        self.figures = figures
+        diagnosis = self._diagnose(self.learner.network.output, full=True)
+        seconds = perf_counter() - began
+        self.log.evaluation(self.progress.step, {**figures, **diagnosis, "time/eval_s": seconds}, best=best)
+        self.progress.aside += seconds
+        return best
+
+    def _begin_interval(self) -> None:
+        self.learner.clock.milliseconds()
+        self._interval = (perf_counter(), self.progress.aside, self.progress.words, self.progress.step)
+
+    def _log(self) -> None:
+        """Log the interval: mean loss, rates, milliseconds a phase, and the state of the output layer."""
+        began, aside, words, first = self._interval
+        seconds = perf_counter() - began - (self.progress.aside - aside)
+        steps = max(self.progress.step - first, 1)
+        self.words_per_second = (self.progress.words - words) / max(seconds, 1e-9)
+        phases = self.learner.clock.milliseconds()
+        elapsed = self.elapsed()
+        values = {
+            "loss/train": self.progress.close_interval(),
+            "progress/epoch": self.progress.step / self.learner.examples.batches_per_epoch,
+            "progress/elapsed_s": elapsed,
+            "progress/train_s": elapsed - self.progress.aside,
+            "optim/lr_scale": self._lr_scale(),
+            "throughput/words_per_s": self.words_per_second,
+            **{f"time/{phase}": mean for phase, mean in phases.items()},
+            "time/trainer": max(1e3 * seconds / steps - sum(phases.values()), 0.0),
+            **self._diagnose(self.learner.network.output),
+        }
+        self.log.train(self.progress.step, values, elapsed)
+        self._report_status()
+        self._begin_interval()
+
+    def _report_status(self) -> None:
+        self.log.status("running", self.report())
+
+    def report(self) -> dict[str, Any]:
+        """Return where the run stands, for status.json and the summary."""
+        progress = self.progress
+        return {
+            "step": progress.step,
+            "max_steps": self.budget.steps,
+            "epoch": progress.step / self.learner.examples.batches_per_epoch,
+            "words": progress.words,
+            "elapsed_s": round(progress.elapsed, 3),
+            "words_per_s": round(self.words_per_second, 1),
+            "loss": progress.last_loss,
+            "evaluation": self.figures,
+            "best_step": progress.best_step,
+            "best_loss": progress.best_loss,
+            "rollbacks": progress.rollbacks,
+        }

@@ -1,0 +1,87 @@
+"""The periodic evaluation: validation loss, perplexity where it is defined, hits, and SimLex-999."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from lstlm.config import Config
+from lstlm.data import Batch, Corpus, Vocabulary, evaluation_batches
+from lstlm.errors import DataError
+from lstlm.evaluation import perplexity, similarity
+from lstlm.network import Network
+from lstlm.vectors import Vectors
+
+_RANK_PRODUCTS = 10**10  # multiply-adds an evaluation may spend on ranks: about a second
+_FEWEST_RANKS = 256
+
+
+class Interrupted(Exception):
+    """The evaluation was given up because a signal asked for the end."""
+
+
+class SimLex:
+    """SimLex-999 on the few rows of the embedding table that it needs; found once, not at every evaluation."""
+
+    def __init__(self, vocabulary: Vocabulary, path: Path) -> None:
+        self.pairs = similarity.read_pairs(path)
+        wanted = {word.upper() for pair in self.pairs for word in (pair.first, pair.second)}
+        self._rows = [row for row, word in enumerate(vocabulary.words) if word.upper() in wanted]
+        self._words = [vocabulary.words[row] for row in self._rows]
+
+    def score(self, network: Network) -> dict[str, float]:
+        """Return Spearman's correlation and the number of pairs used; nothing where too few words are known."""
+        if len(self._rows) < 2:
+            return {}
+        table = network.input_vectors()
+        rows = table[torch.as_tensor(self._rows, device=table.device)].detach().double().cpu().numpy()
+        result = similarity.evaluate_pairs(Vectors(self._words, rows), self.pairs)
+        return {"eval/simlex_spearman": result.spearman, "eval/simlex_pairs": result.pairs_used}
+
+
+def find_simlex(config: Config, vocabulary: Vocabulary) -> SimLex | None:
+    """Return the SimLex test if it is wanted and its file is found; its absence is no error."""
+    if not config.train.simlex:
+        return None
+    try:
+        return SimLex(vocabulary, similarity.find_simlex(None))
+    except DataError:
+        return None
+
+
+class Validator:
+    """Scores a network on the validation split, `train.eval_examples` at most, in corpus order."""
+
+    def __init__(self, config: Config, corpus: Corpus) -> None:
+        self._config = config
+        self._corpus = corpus
+        self.simlex = find_simlex(config, corpus.vocabulary)
+
+    def __call__(self, network: Network, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Return eval/… figures; raise Interrupted where `stop` says so between two batches."""
+        result = perplexity.evaluate(network, self._batches(stop), rank_examples=self._rank_examples(network))
+        figures = {"eval/loss": result.loss, "eval/top1": result.top1, "eval/top10": result.top10}
+        if result.perplexity is not None:
+            figures["eval/perplexity"] = result.perplexity
+        if self.simlex is not None:
+            figures.update(self.simlex.score(network))
+        return figures
+
+    def _rank_examples(self, network: Network) -> int:
+        """Return on how many examples to take hits: a rank costs a product with the whole vocabulary, D·d."""
+        affordable = _RANK_PRODUCTS // (len(self._corpus.vocabulary) * network.head.hidden)
+        return min(max(affordable, _FEWEST_RANKS), self._config.train.eval_examples)
+
+    def _batches(self, stop: Callable[[], bool]) -> Iterator[Batch]:
+        data, train = self._config.data, self._config.train
+        for batch in evaluation_batches(
+            self._corpus.valid,
+            self._corpus.vocabulary,
+            context=data.context,
+            kind=data.context_kind,
+            batch_size=train.batch_size,
+            limit=train.eval_examples,
+        ):
+            if stop():
+                raise Interrupted
+            yield batch
