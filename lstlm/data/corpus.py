@@ -1,0 +1,135 @@
+"""A prepared corpus on disk: `vocab.tsv`, one memory-mapped id stream a part, and `manifest.json`.
+
+A part is a stream of uint32 ids in which `</s>` (id 2) ends each sentence: `the cat sat </s> it purred </s>`. That one marker
+makes sentence boundaries visible to vectorised code without a second array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lstlm.data.vocabulary import EOS_ID, Vocabulary
+from lstlm.errors import DataError
+
+FORMAT = "lstlm-corpus"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+VOCABULARY = "vocab.tsv"
+ID_DTYPE = np.dtype("<u4")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a corpus: `ids` (t,) uint32, read-only and memory-mapped; every sentence ends with `</s>`."""
+
+    name: str
+    ids: NDArray[np.uint32]
+    sentences: int
+    single_word_sentences: int
+
+    @property
+    def tokens(self) -> int:
+        """Words and sentence ends."""
+        return len(self.ids)
+
+    @property
+    def words(self) -> int:
+        """Words without the sentence ends."""
+        return len(self.ids) - self.sentences
+
+    @classmethod
+    def from_ids(cls, name: str, ids: NDArray[np.uint32]) -> Split:
+        """Return a split over an id stream in memory (tests, other sources)."""
+        if len(ids) and ids[-1] != EOS_ID:
+            raise DataError(f"{name}: an id stream must end with </s> (id {EOS_ID}), found id {int(ids[-1])}")
+        ends = np.flatnonzero(ids == EOS_ID)
+        return cls(name, ids, len(ends), int(np.count_nonzero(np.diff(ends, prepend=-1) == 2)))
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare --source … --out {folder}`")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no {MANIFEST}, so not a prepared corpus; make one with `lstlm prepare`") from None
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); prepare the corpus again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{path}: not the manifest of a corpus that lstlm prepared")
+    if manifest.get("version") != FORMAT_VERSION:
+        raise DataError(
+            f"{path}: format version {manifest.get('version')!r}, this lstlm reads {FORMAT_VERSION}; prepare again"
+        )
+    return manifest
+
+
+def _check_file(folder: Path, name: str, record: dict[str, Any], verify: bool) -> Path:
+    path = folder / name
+    if not path.is_file():
+        raise DataError(f"{path}: missing; the corpus is incomplete, prepare it again")
+    if path.stat().st_size != record["bytes"]:
+        raise DataError(
+            f"{path}: {path.stat().st_size} bytes where the manifest says {record['bytes']}; prepare the corpus again"
+        )
+    if verify and sha256_of(path) != record["sha256"]:
+        raise DataError(f"{path}: damaged: its SHA-256 is not the manifest's; prepare the corpus again")
+    return path
+
+
+class Corpus:
+    """A prepared corpus: `vocabulary`, `train`, `valid`, `test` (None unless the source has one), `manifest`, `folder`."""
+
+    def __init__(
+        self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary, splits: dict[str, Split]
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.vocabulary = vocabulary
+        self.train = splits["train"]
+        self.valid = splits["valid"]
+        self.test = splits.get("test")
+
+    @classmethod
+    def open(cls, folder: Path | str, verify: bool = True) -> Corpus:
+        """Open a prepared folder; with `verify` every file is hashed, without it only sizes are compared."""
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        try:
+            files, parts = manifest["files"], manifest["splits"]
+            paths = {name: _check_file(folder, name, record, verify) for name, record in files.items()}
+            vocabulary = Vocabulary.read(paths[VOCABULARY])
+            if vocabulary.hash != manifest["vocabulary"]["hash"]:
+                raise DataError(f"{paths[VOCABULARY]}: not the vocabulary of this corpus; prepare the corpus again")
+            splits = {}
+            for name, part in parts.items():
+                ids = _map_ids(paths[f"{name}.ids"])
+                splits[name] = Split(name, ids, int(part["sentences"]), int(part["single_word_sentences"]))
+            return cls(folder, manifest, vocabulary, splits)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{folder / MANIFEST}: damaged ({error!r}); prepare the corpus again") from None
+        except OSError as error:
+            raise DataError(f"{folder}: {error}") from None
+
+
+def _map_ids(path: Path) -> NDArray[np.uint32]:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.zeros(0, dtype=ID_DTYPE)
+    if path.stat().st_size % ID_DTYPE.itemsize:
+        raise DataError(f"{path}: not a whole number of {ID_DTYPE.itemsize}-byte ids; prepare the corpus again")
+    # a plain array over the map: np.memmap's own subclass costs a microsecond an operation
+    return np.asarray(np.memmap(path, dtype=ID_DTYPE, mode="r")).view(np.ndarray)

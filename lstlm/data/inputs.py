@@ -1,0 +1,160 @@
+"""Opens text: plain, compressed, or a pipe; hashes and counts what is read; stops at a byte cap."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import hashlib
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from lstlm.data.blocks import Reader
+from lstlm.errors import DataError
+
+MAX_BYTES = 1 << 40
+"""Text that one source may unpack to (1 TiB), unless the caller says otherwise."""
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """One stretch of text for one part of the corpus."""
+
+    name: str
+    part: str
+    stream: Reader
+
+
+class TextSource(Protocol):
+    """Where text comes from. After `inputs` has been walked through, `records` says what was read."""
+
+    name: str
+    total_bytes: int | None
+    has_validation: bool
+    records: list[dict[str, Any]]
+    notes: list[str]
+
+    def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]: ...
+
+
+class HashingReader:
+    """Passes on what a binary file reads, and keeps its size and SHA-256."""
+
+    def __init__(self, file: IO[bytes], on_bytes: OnBytes | None = None) -> None:
+        self._file, self._on_bytes = file, on_bytes
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(size)
+        self._digest.update(data)
+        self.size += len(data)
+        if self._on_bytes is not None:
+            self._on_bytes(len(data))
+        return data
+
+    def drain(self) -> None:
+        """Read to the end, so that the hash is that of the whole file."""
+        while self.read(1 << 20):
+            pass
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+class CappedReader:
+    """Reads an unpacked stream; damage and a size above the cap become errors that name the file."""
+
+    def __init__(self, stream: Reader, name: str, cap: int) -> None:
+        self._stream, self._name, self._cap = stream, name, cap
+        self.size = 0
+
+    def read(self, size: int, /) -> bytes:
+        try:
+            data = self._stream.read(size)
+        except EOFError:
+            raise DataError(
+                f"{self._name}: truncated: the compressed stream ends too early; fetch the file again"
+            ) from None
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            raise DataError(f"{self._name}: damaged compressed data ({error}); fetch the file again") from None
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise DataError(f"{self._name}: cannot be read: {error.strerror or error}") from None
+        self.size += len(data)
+        if self.size > self._cap:
+            raise DataError(f"{self._name}: unpacks to more than {self._cap} bytes; raise --max-bytes if that is right")
+        return data
+
+
+def unpack(file: HashingReader, name: str, cap: int) -> CappedReader:
+    """Return the text of a file, unpacked by the ending of its name."""
+    raw: Any = file
+    stream: Reader
+    if name.endswith(".gz"):
+        stream = gzip.GzipFile(fileobj=raw)
+    elif name.endswith(".bz2"):
+        stream = bz2.BZ2File(raw)
+    elif name.endswith((".xz", ".lzma")):
+        stream = lzma.LZMAFile(raw)
+    elif name.endswith(".zst"):
+        try:
+            from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # Python 3.14 and later
+        except ImportError:
+            raise DataError(
+                f"{name}: this Python ({sys.version_info.major}.{sys.version_info.minor}) cannot read .zst; "
+                "unpack it first: zstd -d"
+            ) from None
+        stream = zstd.ZstdFile(raw)
+    else:
+        stream = file
+    return CappedReader(stream, name, cap)
+
+
+@dataclass
+class FileSource:
+    """Text files, each for one part; `-` is the standard input."""
+
+    name: str
+    files: Sequence[tuple[str, str]]
+    max_bytes: int = MAX_BYTES
+    notes: list[str] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The bytes on disk, None for a pipe."""
+        try:
+            return sum(Path(path).stat().st_size for path, _ in self.files if path != "-") or None
+        except OSError:
+            return None
+
+    @property
+    def has_validation(self) -> bool:
+        return any(part == "valid" for _, part in self.files)
+
+    def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]:
+        left = self.max_bytes
+        for path, part in self.files:
+            try:
+                file = sys.stdin.buffer if path == "-" else Path(path).open("rb")
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+            try:
+                raw = HashingReader(file, on_bytes)
+                text = unpack(raw, str(path), left)
+                yield TextInput(str(path), part, text)
+                left -= text.size
+                self.records.append({"name": str(path), "part": part, "bytes": raw.size, "sha256": raw.sha256})
+            finally:
+                if path != "-":
+                    file.close()

@@ -1,0 +1,209 @@
+"""Minibatches straight from the memory map, shuffled by blocks.
+
+The order of an epoch is a function of (seed, epoch): the positions are cut into blocks, the blocks are permuted, and the
+positions of some consecutive permuted blocks (a *buffer*) are permuted among themselves. Nothing of the size of the epoch is
+kept but one number a block. Every rank walks the same order and takes its own rows of each global minibatch, so that the union
+of the ranks is the epoch, once each, and all ranks make the same number of steps without talking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lstlm.data.corpus import Split
+from lstlm.data.vocabulary import Vocabulary
+from lstlm.data.windows import I64, Batch, Subsampler, Windows, keep_probabilities
+from lstlm.errors import CheckpointError, ConfigError, DataError
+
+BLOCK = 1024
+"""Positions in a block: consecutive on disk, so 4 KiB, one page."""
+BUFFER_BLOCKS = 64
+"""Blocks permuted together: 65,536 positions, and 256 KiB of ids, which stay in the L2 cache."""
+
+
+class EpochOrder:
+    """The order of one epoch, one buffer of shuffled positions at a time: a function of (seed, epoch)."""
+
+    def __init__(self, length: int, seed: int, epoch: int) -> None:
+        self._length, self._key = length, (seed, epoch)
+        blocks = -(-length // BLOCK)
+        self._order = np.random.default_rng((seed, epoch, 1)).permutation(blocks)
+        self.buffers = -(-blocks // BUFFER_BLOCKS)
+
+    def positions(self, buffer: int) -> I64:
+        """Return the positions of a buffer, in training order."""
+        blocks = self._order[buffer * BUFFER_BLOCKS : (buffer + 1) * BUFFER_BLOCKS]
+        positions = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        positions = positions[positions < self._length]
+        return np.random.default_rng((*self._key, 2, buffer)).permutation(positions)
+
+
+class Examples:
+    """An endless iterator of minibatches over the epochs of a split, for one rank of `world`.
+
+    Each step of an epoch takes the next `batch_size · world` examples of its order; rank r gets the r-th part. The last step of
+    an epoch takes what is left, in equal parts; fewer than `world` left-overs join the step before. `num_examples` and
+    `batches_per_epoch` are exact without subsampling and expected values with it; all ranks make equally many steps always.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        vocabulary: Vocabulary,
+        *,
+        context: int,
+        kind: str = "previous",
+        batch_size: int,
+        seed: int,
+        subsample: float = 0.0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"train.batch_size: {batch_size} is below 1")
+        if not 0 <= rank < world:
+            raise ConfigError(f"rank {rank} is not below world size {world}")
+        if not 0 <= subsample < 1:
+            raise ConfigError(f"data.subsample: {subsample} is outside [0, 1)")
+        if seed < 0:
+            raise ConfigError(f"train.seed: {seed} is below 0")
+        self._windows = Windows(split, context, kind)
+        self._split, self._counts = split, vocabulary.counts
+        self._batch_size, self._seed, self._subsample = batch_size, seed, subsample
+        self._rank, self._world = rank, world
+        self.num_examples = self._count_examples()
+        if self.num_examples < world:
+            raise DataError(f"{split.name}: {self.num_examples} examples for {world} ranks; prepare a larger corpus")
+        full, rest = divmod(self.num_examples, batch_size * world)
+        self.batches_per_epoch = max(1, full + (rest >= world))
+        self.restore({"epoch": 0, "batch": 0, "buffer": 0, "offset": 0})
+
+    def _count_examples(self) -> int:
+        if not self._subsample:
+            return self._windows.num_examples
+        words = (
+            np.bincount(self._split.ids, minlength=len(self._counts)) if self._split.tokens < 1 << 20 else self._counts
+        )
+        share = float((words * keep_probabilities(self._counts, self._subsample)).sum() / max(1, words.sum()))
+        return round(self._windows.num_examples * share)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that comes next, from 0."""
+        return self._epoch
+
+    def state(self) -> dict[str, int]:
+        """Return the position in the sequence: plain numbers, the same on every rank."""
+        return {"epoch": self._epoch, "batch": self._batch, "buffer": self._buffer, "offset": self._offset}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Continue the very same sequence from a `state()`, without walking through what came before."""
+        try:
+            epoch, batch, buffer, offset = (int(state[key]) for key in ("epoch", "batch", "buffer", "offset"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the saved data position is damaged ({error!r}); resume from another checkpoint"
+            ) from None
+        self._start_epoch(epoch)
+        if not (
+            0 <= buffer < self._order.buffers and 0 <= offset <= BLOCK * BUFFER_BLOCKS and batch >= 0 and epoch >= 0
+        ):
+            raise CheckpointError(f"the saved data position {state} is not in this corpus; was it prepared again?")
+        self._batch, self._buffer, self._offset, self._next_buffer = batch, buffer, offset, buffer
+        self._load_buffer()
+        self._pending = self._pending[offset:]
+
+    def _start_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._order = EpochOrder(self._split.tokens, self._seed, epoch)
+        self._sampler = Subsampler(self._counts, self._subsample, self._seed, epoch) if self._subsample else None
+        self._batch = self._buffer = self._offset = self._next_buffer = 0
+        self._pending: I64 = np.zeros(0, dtype=np.int64)  # positions in training order that no batch has taken yet
+        self._sizes: list[int] = []  # examples of the buffers from self._buffer on, as far as loaded
+        self._ready: list[tuple[int, Batch]] = []  # built batches of this rank, last one first, with their global size
+
+    def _load_buffer(self) -> None:
+        positions = self._windows.select(self._order.positions(self._next_buffer), self._sampler)
+        self._pending = np.concatenate((self._pending, positions))
+        self._sizes.append(len(positions))
+        self._next_buffer += 1
+
+    def _plan(self) -> list[int]:
+        """Return the global sizes of the next steps, as far as the loaded buffers tell; empty at the end of the epoch."""
+        step, world = self._batch_size * self._world, self._world
+        while len(self._pending) < step + world and self._next_buffer < self._order.buffers:
+            self._load_buffer()
+        if self._next_buffer < self._order.buffers:  # keep `world` back: they may have to join the step before
+            return [step] * ((len(self._pending) - world) // step)
+        full, rest = divmod(len(self._pending), step)
+        if rest >= world:
+            return [step] * full + [rest]
+        return [step] * (full - 1) + [step + rest] if full else []
+
+    def _refill(self) -> None:
+        sizes = self._plan()
+        for _ in range(100):
+            if sizes:
+                break
+            self._start_epoch(self._epoch + 1)  # subsampling left less than one example a rank
+            sizes = self._plan()
+        else:
+            raise DataError(f"{self._split.name}: data.subsample {self._subsample} leaves no examples; raise it")
+        starts = np.cumsum([0, *sizes])
+        bounds = [
+            (b + s * self._rank // self._world, b + s * (self._rank + 1) // self._world)
+            for b, s in zip(starts[:-1], sizes, strict=True)
+        ]
+        mine = np.concatenate([self._pending[low:high] for low, high in bounds])
+        self._pending = self._pending[starts[-1] :]
+        built = self._windows.build(mine, self._sampler)
+        edges = np.cumsum([0, *(high - low for low, high in bounds)]).tolist()
+        self._ready = [(size, built.rows(edges[i], edges[i + 1])) for i, size in enumerate(sizes)][::-1]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._ready:
+            self._refill()
+        size, batch = self._ready.pop()
+        self._batch += 1
+        self._offset += size
+        while self._sizes and self._offset >= self._sizes[0]:
+            self._offset -= self._sizes.pop(0)
+            self._buffer += 1
+        if self._buffer == self._order.buffers:
+            self._start_epoch(self._epoch + 1)
+        return batch
+
+
+def evaluation_batches(
+    split: Split,
+    vocabulary: Vocabulary,
+    *,
+    context: int,
+    kind: str = "previous",
+    batch_size: int,
+    limit: int | None = None,
+) -> Iterator[Batch]:
+    """Yield the examples of a split in corpus order, once, the first `limit` of them if given."""
+    if batch_size < 1:
+        raise ConfigError(f"batch size {batch_size} is below 1")
+    if len(vocabulary) <= int(split.ids[:BLOCK].max(initial=0)):
+        raise DataError(f"{split.name}: has ids beyond the {len(vocabulary)} words of the vocabulary; not its corpus")
+    windows = Windows(split, context, kind)
+    left = windows.num_examples if limit is None else min(limit, windows.num_examples)
+    carried = np.zeros(0, dtype=np.int64)
+    chunk = max(batch_size, BLOCK * BUFFER_BLOCKS)
+    for start in range(0, split.tokens, chunk):
+        carried = np.concatenate((carried, windows.select(np.arange(start, min(start + chunk, split.tokens)))))[:left]
+        last = start + chunk >= split.tokens or len(carried) == left
+        usable = len(carried) if last else len(carried) - len(carried) % batch_size
+        built = windows.build(carried[:usable])
+        for at in range(0, usable, batch_size):
+            yield built.rows(at, min(at + batch_size, usable))
+        carried, left = carried[usable:], left - usable
+        if left <= 0:
+            return

@@ -1,0 +1,204 @@
+"""From text to a prepared corpus: read and count, merge, encode, and put it in place in one rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from lstlm.data.blocks import read_blocks
+from lstlm.data.corpus import FORMAT, FORMAT_VERSION, MANIFEST, VOCABULARY, sha256_of
+from lstlm.data.encoder import PARTS, Block, BlockEncoder, BlockReport, TextOptions
+from lstlm.data.inputs import TextSource
+from lstlm.data.merge import Merged, merge_types, write_part
+from lstlm.data.vocabulary import SPECIALS
+from lstlm.data.workers import WorkerPool
+from lstlm.errors import ConfigError, DataError
+
+SERIAL_BLOCKS = 4
+"""Up to so many blocks (4 MiB) are encoded in this process: starting workers would take longer."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with (phase, units done since the last call, total or None); phases: `read` in bytes, `encode` in ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """Settings of `prepare`; `max_vocab` counts the three specials too, None is no limit."""
+
+    min_count: int = 1
+    max_vocab: int | None = None
+    workers: int = 1
+    valid_fraction: float = 0.01
+    text: TextOptions = field(default_factory=TextOptions)
+
+    def __post_init__(self) -> None:
+        if self.min_count < 1:
+            raise ConfigError(f"--min-count: {self.min_count} is below 1")
+        if self.max_vocab is not None and self.max_vocab <= len(SPECIALS):
+            raise ConfigError(
+                f"--max-vocab: {self.max_vocab} leaves no room for words beside {' '.join(SPECIALS)}; use at least 4"
+            )
+        if self.workers < 1:
+            raise ConfigError(f"--workers: {self.workers} is below 1")
+        if not 0 <= self.valid_fraction < 1:
+            raise ConfigError(f"--valid-fraction: {self.valid_fraction} is outside [0, 1)")
+        if self.text.tokenise not in ("none", "simple"):
+            raise ConfigError(f"--tokenise: {self.text.tokenise!r} is not one of none, simple")
+
+
+def prepare(
+    source: TextSource, out: Path, options: PrepareOptions, *, force: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Prepare a corpus in the folder `out` and return its manifest plus `seconds` and `words_per_s`.
+
+    Everything is written to a temporary folder beside `out` and renamed at the end: `out` is whole or untouched.
+    """
+    started = time.perf_counter()
+    with replacing_folder(Path(out), force) as folder:
+        order = _count(source, folder, options, progress or (lambda *_: None))
+        counted = time.perf_counter()
+        workers = 1 + max((worker for worker, _ in order), default=0)
+        merged = merge_types(folder, workers, options.min_count, options.max_vocab)
+        merged_at = time.perf_counter()
+        parts = _encode(folder, merged, order, progress or (lambda *_: None))
+        manifest = _manifest(source, options, merged, parts, order)
+        merged.vocabulary.write(folder / VOCABULARY)
+        files = {VOCABULARY: {"bytes": (folder / VOCABULARY).stat().st_size, "sha256": sha256_of(folder / VOCABULARY)}}
+        for name, part in parts.items():
+            files[f"{name}.ids"] = {"bytes": 4 * part["tokens"], "sha256": part.pop("sha256")}
+        manifest["files"] = files
+        for leftover in folder.glob("worker-*"):
+            leftover.unlink()
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    ended = time.perf_counter()
+    words = sum(part["words"] for part in parts.values())
+    seconds = {
+        "read": counted - started,
+        "merge": merged_at - counted,
+        "encode": ended - merged_at,
+        "all": ended - started,
+    }
+    return {**manifest, "seconds": seconds, "words_per_s": words / seconds["all"]}
+
+
+@contextmanager
+def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary folder beside `out` that becomes `out` if the body succeeds and vanishes if it does not."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; name a folder")
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise ConfigError(f"--out {out}: the folder is not empty; choose another or add --force to replace it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for stale in out.parent.glob(f".{out.name}.tmp-*"):  # of a run that was killed outright
+        pid = stale.name.rpartition("-")[2]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = out.parent / f".{out.name}.tmp-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+        old = out.parent / f".{out.name}.old-{os.getpid()}"
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+class _Blocks:
+    """The blocks of a source, in order; remembers which input each came from."""
+
+    def __init__(self, source: TextSource, valid_fraction: float, on_bytes: Callable[[int], None]) -> None:
+        self._source, self._fraction, self._on_bytes = source, valid_fraction, on_bytes
+        self.origins: list[tuple[str, int]] = []  # name and byte offset of each block
+
+    def __iter__(self) -> Iterator[Block]:
+        for text in self._source.inputs(self._on_bytes):
+            offset = 0
+            for data in read_blocks(text.stream, text.name):
+                self.origins.append((text.name, offset))
+                yield Block(len(self.origins) - 1, text.part, self._fraction, data)
+                offset += len(data)
+
+
+def _count(
+    source: TextSource, folder: Path, options: PrepareOptions, progress: Progress
+) -> list[tuple[int, BlockReport]]:
+    """Read all text once; return (worker, report) for each block in the order of the text."""
+    fraction = 0.0 if source.has_validation else options.valid_fraction
+    blocks = _Blocks(source, fraction, lambda count: progress("read", count, source.total_bytes))
+    stream = iter(blocks)
+    first = list(islice(stream, SERIAL_BLOCKS + 1))
+    reports: list[tuple[int, BlockReport]] = []
+
+    def keep(worker: int, report: BlockReport) -> None:
+        if report.invalid and options.text.strict:
+            name, offset = blocks.origins[report.number]
+            raise DataError(f"{name}: invalid UTF-8 at byte {offset + report.first_invalid}; fix it or drop --strict")
+        reports.append((worker, report))
+
+    if options.workers == 1 or len(first) <= SERIAL_BLOCKS:
+        encoder = BlockEncoder(folder, 0, options.text)
+        for block in chain(first, stream):
+            keep(0, encoder.encode(block))
+        encoder.finish()
+    else:
+        pool = WorkerPool(folder, options.workers, options.text)
+        try:
+            for worker, report in pool.run(chain(first, stream)):
+                keep(worker, report)
+        finally:
+            pool.close()
+    if not any(report.written[0] for _, report in reports):
+        raise DataError(f"{source.name}: no words for training; is the text empty?")
+    return sorted(reports, key=lambda pair: pair[1].number)
+
+
+def _encode(
+    folder: Path, merged: Merged, order: list[tuple[int, BlockReport]], progress: Progress
+) -> dict[str, dict[str, Any]]:
+    totals = [sum(report.written[k] for _, report in order) for k in range(len(PARTS))]
+    parts = {}
+    for part, total in zip(PARTS, totals, strict=True):
+        if total or part != "test":
+            parts[part] = write_part(folder, part, merged.maps, order, lambda n: progress("encode", n, sum(totals)))
+    return parts
+
+
+def _manifest(
+    source: TextSource,
+    options: PrepareOptions,
+    merged: Merged,
+    parts: dict[str, dict[str, Any]],
+    order: list[tuple[int, BlockReport]],
+) -> dict[str, Any]:
+    vocabulary = merged.vocabulary
+    settings = asdict(options)
+    text = settings.pop("text")
+    settings.pop("workers")  # the result does not depend on it
+    found = {
+        "invalid_utf8": sum(report.invalid for _, report in order),
+        "nul_bytes": sum(report.nul_bytes for _, report in order),
+        "too_long_words": sum(report.too_long for _, report in order),
+        "reserved_words": merged.reserved,
+        "unprintable_words": merged.unprintable,
+    }
+    return {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "source": {"name": source.name, "notes": source.notes, "files": source.records},
+        "settings": {**settings, **text},
+        "vocabulary": {"size": len(vocabulary), "types": merged.types, "hash": vocabulary.hash},
+        "splits": parts,
+        "found": found,
+    }

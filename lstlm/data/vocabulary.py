@@ -1,0 +1,108 @@
+"""The words of a corpus, their counts and their ids."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lstlm.errors import DataError
+
+UNK, BOS, EOS = "<unk>", "<s>", "</s>"
+SPECIALS = (UNK, BOS, EOS)
+UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+
+
+def is_reserved(word: str) -> bool:
+    """Say whether a word of the text would be taken for a special: `<unk>`, `<s>`, `</s>` in either case."""
+    return word.lower() in SPECIALS
+
+
+def is_printable(word: str) -> bool:
+    """Say whether a word can stand on a line of a text file: no control characters, no line or paragraph separators."""
+    return not any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in word)
+
+
+class Vocabulary:
+    """Words in id order: the specials `<unk> <s> </s>` as 0, 1, 2, then by falling count, ties by spelling.
+
+    `counts` (D,) int64 are those of the training part: `<unk>` counts the words outside the vocabulary, `</s>` the
+    sentences, and `<s>`, which is only ever context, is 0.
+    """
+
+    unk_id, bos_id, eos_id = UNK_ID, BOS_ID, EOS_ID
+
+    def __init__(self, words: Sequence[str], counts: Iterable[int] | NDArray[np.int64]) -> None:
+        self.words: list[str] = list(words)
+        self.counts: NDArray[np.int64] = np.asarray(
+            counts if isinstance(counts, np.ndarray) else list(counts), dtype=np.int64
+        )
+        if tuple(self.words[:3]) != SPECIALS or len(self.words) != len(self.counts):
+            raise DataError(f"a vocabulary starts with {' '.join(SPECIALS)} and has one count a word")
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The id of each word."""
+        return {word: number for number, word in enumerate(self.words)}
+
+    @cached_property
+    def hash(self) -> str:
+        """The SHA-256 of the vocabulary file: two runs with one hash agree on every id and every count."""
+        return hashlib.sha256(self._text().encode()).hexdigest()
+
+    def _text(self) -> str:
+        return "".join(f"{word}\t{count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
+
+    def encode(self, words: Iterable[str]) -> NDArray[np.int64]:
+        """Return the ids of the words (w,) int64, `<unk>` for those outside the vocabulary."""
+        index = self.index
+        return np.fromiter((index.get(word, UNK_ID) for word in words), dtype=np.int64)
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Return the words of the ids."""
+        return [self.words[number] for number in ids]
+
+    def write(self, path: Path | str) -> None:
+        """Write `word<TAB>count` lines in id order."""
+        Path(path).write_bytes(self._text().encode())
+
+    @classmethod
+    def read(cls, path: Path | str) -> Vocabulary:
+        """Read what `write` wrote; a damaged line is refused with its number."""
+        path = Path(path)
+        try:
+            text = path.read_bytes().decode()
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file; `lstlm prepare` writes it") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 at byte {error.start}; prepare the corpus again") from None
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror or error}") from None
+        words: list[str] = []
+        counts: list[int] = []
+        # split("\n"), not splitlines(): a word may hold characters that Python takes for line ends
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+            word, tab, count = line.partition("\t")
+            if not (word and tab and count.isdecimal()):
+                raise DataError(f"{path}:{number}: expected word<TAB>count, found {line[:60]!r}")
+            words.append(word)
+            counts.append(int(count))
+        if tuple(words[:3]) != SPECIALS:
+            raise DataError(f"{path}: the first three words must be {' '.join(SPECIALS)}; not a vocabulary of lstlm")
+        if len(set(words)) != len(words):
+            raise DataError(f"{path}: a word appears twice; prepare the corpus again")
+        return cls(words, counts)
