@@ -30,7 +30,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
