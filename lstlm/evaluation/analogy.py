@@ -46,7 +46,7 @@ def read_questions(path: str | Path) -> list[Section]:
     """Read ': section' lines, each followed by lines of four words."""
     path = Path(path)
     sections: list[tuple[str, list[tuple[str, str, str, str]]]] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         fields = line.split()
         if not fields or line.startswith("#"):
             continue
@@ -70,7 +70,7 @@ class AnalogySolver:
         top = min(len(vectors), restrict or len(vectors))
         self._rows: dict[str, int] = {}
         self._case = case
-        chosen = []
+        chosen: list[int] = []
         for row in range(top):
             key = self._key(vectors.words[row])
             if key not in self._rows:

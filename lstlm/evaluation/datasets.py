@@ -58,7 +58,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     Lines that start with # and empty lines are skipped; any other that does not fit is an error with its number.
     """
     path = Path(path)
-    lines = [(n, line.strip()) for n, line in enumerate(read_text(path).splitlines(), 1)]
+    lines = [(n, line.strip()) for n, line in enumerate(read_text(path).split("\n"), 1)]
     lines = [(n, line) for n, line in lines if line and not line.startswith("#")]
     if not lines:
         raise DataError(f"{path}: holds no word pairs")
@@ -67,7 +67,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     pairs = [_pair(fields, columns, path, n) for n, fields in rows[start:]]
     if not pairs:
         raise DataError(f"{path}: holds a header but no word pairs")
-    return _strip_pos_suffixes(pairs)
+    return _strip_pos_suffixes(_name_simlex_parts(pairs))
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,16 @@ def _strip_pos_suffixes(pairs: list[Pair]) -> list[Pair]:
     matches = [(_POS_SUFFIX.fullmatch(p.first), _POS_SUFFIX.fullmatch(p.second)) for p in pairs]
     stripped = [Pair(a[1], b[1], p.score, p.pos) for p, (a, b) in zip(pairs, matches, strict=True) if a and b]
     return stripped if len(stripped) == len(pairs) else pairs
+
+
+def _name_simlex_parts(pairs: list[Pair]) -> list[Pair]:
+    """3-column copies of SimLex-999 keep the official order: 111 pairs of adjectives, 666 of nouns, 222 of verbs."""
+    landmarks = {0: ("old", "new"), 111: ("wife", "husband"), 777: ("go", "come")}
+    known = len(pairs) == SIMLEX_PAIRS and all(pair.pos is None for pair in pairs)
+    if not known or any((pairs[at].first, pairs[at].second) != words for at, words in landmarks.items()):
+        return pairs
+    names = ["adjectives"] * 111 + ["nouns"] * 666 + ["verbs"] * 222
+    return [Pair(p.first, p.second, p.score, name) for p, name in zip(pairs, names, strict=True)]
 
 
 def find_dataset(kind: str, explicit: Path | None = None, data_folder: Path = Path("data")) -> Path:

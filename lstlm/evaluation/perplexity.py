@@ -79,15 +79,13 @@ def evaluate(
             for batch in batches:
                 _add_batch(network, batch, device, sums)
                 if rank_examples:
-                    sample.add(
-                        batch.context, batch.target_ids if batch.target_ids.ndim == 1 else batch.target_ids[:, 0]
-                    )
+                    sample.add(batch.context, _main_targets(batch))
             found = [_sample_ranks(network, *part, device) for part in sample.batches(128)]
     finally:
         network.train(was_training)
     places = torch.cat(found).double() if found else torch.full((1,), math.nan, dtype=torch.float64)
     return PerplexityResult(
-        perplexity=sums.perplexity() if network.output.normalised else None,
+        perplexity=sums.perplexity() if network.head.normalised else None,
         loss=sums.loss / sums.examples if sums.examples else math.nan,
         tokens=sums.tokens,
         top1=_share(places <= 1, len(sample)),
@@ -115,23 +113,30 @@ def _add_batch(network: Network, batch: Batch, device: torch.device, sums: _Sums
     ids = torch.as_tensor(batch.target_ids, device=device)
     values = None if batch.target_values is None else torch.as_tensor(batch.target_values, device=device)
     h = network.encode(context)
-    losses = network.output(h, ids, values)
+    losses = network.head(h, ids, values)
     sums.loss += float(losses.double().sum())
     sums.examples += len(ids)
     weights = torch.ones(ids.shape, dtype=torch.float64, device=device) if values is None else values.double()
     sums.tokens += int((weights > 0).sum())
-    if network.output.normalised:
+    if network.head.normalised:
         columns = [(ids, weights)] if ids.ndim == 1 else list(zip(ids.T, weights.T, strict=True))
         for column, weight in columns:
             # padding has weight 0, and 0·(−inf) would be nan
-            terms = torch.where(weight > 0, weight * network.output.log_prob(h, column).double(), 0.0)
+            terms = torch.where(weight > 0, weight * network.head.log_prob(h, column).double(), 0.0)
             sums.log_prob += float(terms.sum())
         sums.weight += float(weights.sum())
 
 
+def _main_targets(batch: Batch) -> Any:
+    """One target an example (m,): the only one, or the one of greatest value."""
+    if batch.target_values is None:
+        return batch.target_ids.reshape(len(batch.target_ids), -1)[:, 0]
+    return np.take_along_axis(batch.target_ids, batch.target_values.argmax(1)[:, None], axis=1)[:, 0]
+
+
 def _sample_ranks(network: Network, contexts: Any, targets: Any, device: torch.device) -> Tensor:
     h = network.encode(torch.as_tensor(contexts, device=device))
-    return ranks(network.output, h, torch.as_tensor(targets, device=device)).cpu()
+    return ranks(network.head, h, torch.as_tensor(targets, device=device)).cpu()
 
 
 def _share(hits: Tensor, examples: int) -> float:

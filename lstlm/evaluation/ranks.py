@@ -18,12 +18,12 @@ def ranks(output: OutputLayer, h: Tensor, ids: Tensor) -> Tensor:
     open_rows = torch.arange(len(ids), device=ids.device)
     vocab = output.vocab
     lengths = sorted({min(vocab, length) for length in (64, 4096, vocab // 8 + 1, vocab)})
+    step = max(1, _BLOCK_BYTES // (12 * vocab))
     for length in lengths:
-        step = max(1, _BLOCK_BYTES // (12 * vocab))
-        for rows in open_rows.split(step):
-            if len(rows):
-                _, best = output.topk(h[rows], length)
-                hits = best == ids[rows, None]
-                found[rows] = torch.where(hits.any(1), hits.int().argmax(1) + 1, found[rows])
+        for start in range(0, len(open_rows), step):
+            rows = open_rows[start : start + step]
+            _, best = output.topk(h[rows], length)
+            hits = best == ids[rows, None]
+            found[rows] = torch.where(hits.any(1), hits.int().argmax(1) + 1, 0)
         open_rows = open_rows[found[open_rows] == 0]
     return found

@@ -18,6 +18,16 @@ _UNWRITABLE = re.compile(r"[ \t\r\n\x00]")
 _LABEL_BREAKERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+def outputs(form: str, target: Path) -> list[Path]:
+    """The files that a format writes for `--out target`."""
+    if form == "projector":
+        return [target / name for name in ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt")]
+    if form in ("npy", "safetensors"):
+        name = target.name.removesuffix(f".{form}")
+        return [target.with_name(f"{name}.{form}"), target.with_name(f"{name}.vocab.tsv")]
+    return [target]
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`; move it there only when everything was written."""
@@ -78,10 +88,10 @@ def write_word2vec_binary(vectors: Vectors, path: Path) -> list[Path]:
 
 def write_npy(vectors: Vectors, path: Path) -> list[Path]:
     """`name.npy`, (n,d) in the dtype of training, and `name.vocab.tsv` beside it: word, tab, count."""
-    path = path if path.suffix == ".npy" else path.with_name(path.name + ".npy")
+    path, words = outputs("npy", path)
     with replacing(path) as file:
         np.lib.format.write_array(file, np.ascontiguousarray(vectors.matrix), allow_pickle=False)
-    return [path, _write_vocabulary(vectors, path.with_name(path.name.removesuffix(".npy") + ".vocab.tsv"))]
+    return [path, _write_vocabulary(vectors, words)]
 
 
 def write_safetensors(vectors: Vectors, path: Path) -> list[Path]:
@@ -90,15 +100,15 @@ def write_safetensors(vectors: Vectors, path: Path) -> list[Path]:
         from safetensors.numpy import save
     except ImportError as error:
         raise ConfigError("--format safetensors needs the safetensors package: pip install safetensors") from error
-    path = path if path.suffix == ".safetensors" else path.with_name(path.name + ".safetensors")
+    path, words = outputs("safetensors", path)
     with replacing(path) as file:
         file.write(save({"vectors": np.ascontiguousarray(vectors.matrix)}))
-    return [path, _write_vocabulary(vectors, path.with_name(path.name.removesuffix(".safetensors") + ".vocab.tsv"))]
+    return [path, _write_vocabulary(vectors, words)]
 
 
 def write_projector(vectors: Vectors, folder: Path) -> list[Path]:
     """A folder for `tensorboard --logdir`: vectors.tsv, metadata.tsv and projector_config.pbtxt."""
-    tensors, labels, config = (folder / n for n in ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt"))
+    tensors, labels, config = outputs("projector", folder)
     with replacing(tensors) as file:
         for _, block in _blocks(vectors):
             file.writelines(b"\t".join(row) + b"\n" for row in block.astype("S32").tolist())

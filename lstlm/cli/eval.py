@@ -1,0 +1,198 @@
+"""``lstlm eval``: scores of a run or of any file of word vectors."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lstlm.cli.common import is_quiet, print_json, say
+from lstlm.cli.eval_perplexity import perplexity
+from lstlm.cli.loading import (
+    case_option,
+    is_run,
+    json_option,
+    open_vectors,
+    source_argument,
+    table,
+    vocab_option,
+    which_option,
+)
+from lstlm.errors import ConfigError
+
+pairs_option = click.option("--pairs", type=click.Path(path_type=Path), help="The file of human judgements.")
+resamples_option = click.option(
+    "--resamples",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    help="Bootstrap draws for the 95 % interval; 0 for none.",
+)
+seed_option = click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the bootstrap.")
+
+
+@click.group("eval")
+def command() -> None:
+    """Score a run or a file of word vectors.
+
+    RUN_OR_VECTORS is a run folder, a checkpoint, or a vector file: word2vec text or binary, GloVe, fastText .vec, .npy
+    with its words beside it; gzipped too.
+    """
+
+
+command.add_command(perplexity)
+
+SIMLEX_EPILOGUE = """\b
+Example:
+  lstlm eval simlex runs/demo
+  lstlm eval simlex glove.6B.300d.txt.gz --by-pos --json
+  lstlm eval simlex runs/demo --pairs SimLex-999.txt --which output
+"""
+
+
+@command.command("simlex", epilog=SIMLEX_EPILOGUE)
+@source_argument()
+@pairs_option
+@click.option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
+@click.option("--by-pos", is_flag=True, help="Also for adjectives, nouns and verbs apart.")
+@which_option
+@case_option
+@resamples_option
+@seed_option
+@vocab_option
+@json_option
+def simlex(source: Path, pairs: Path | None, download: bool, as_json: bool, **options: Any) -> None:
+    """Correlate cosines with the 999 human similarities of SimLex-999.
+
+    The SimLex file: --pairs, else in data/, else gensim's copy if gensim is installed, else --download.
+    """
+    from lstlm.errors import DataError
+    from lstlm.evaluation import datasets
+
+    try:
+        path = datasets.find_simlex(pairs)
+    except DataError:
+        if not download or pairs is not None:
+            raise
+        say(f"fetching {datasets.SIMLEX_URL}")
+        path = datasets.download_simlex()
+    _similarity("simlex", source, path, as_json, options)
+
+
+WORDSIM_EPILOGUE = """\b
+Example:
+  lstlm eval wordsim runs/demo
+  lstlm eval wordsim runs/demo --pairs EN-MEN-TR-3k.txt
+"""
+
+
+@command.command("wordsim", epilog=WORDSIM_EPILOGUE)
+@source_argument()
+@pairs_option
+@click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names.")
+@which_option
+@case_option
+@resamples_option
+@seed_option
+@vocab_option
+@json_option
+def wordsim(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> None:
+    """Correlate cosines with WordSim-353, or with any `word word score` file (MEN, RG-65, SimVerb, …).
+
+    The file: --pairs, else WordSim-353 in data/, else gensim's copy if gensim is installed.
+    """
+    from lstlm.evaluation.datasets import find_dataset
+
+    _similarity("wordsim", source, find_dataset("wordsim", pairs), as_json, options)
+
+
+def _similarity(dataset: str, source: Path, path: Path, as_json: bool, options: dict[str, Any]) -> None:
+    from lstlm.evaluation.datasets import SIMLEX_PAIRS
+    from lstlm.evaluation.similarity import evaluate_by_pos, evaluate_pairs, read_pairs
+
+    pairs = read_pairs(path)
+    if dataset == "simlex" and len(pairs) != SIMLEX_PAIRS:
+        say(f"{path}: {len(pairs)} pairs, SimLex-999 has {SIMLEX_PAIRS}")
+    if options["by_pos"] and not any(pair.pos for pair in pairs):
+        raise ConfigError(f"--by-pos: {path} does not name parts of speech; use the official 10-column SimLex-999.txt")
+    wanted = {word for pair in pairs for word in (pair.first, pair.second)}
+    case = options["case"]
+    vectors = open_vectors(source, options["which"], words=wanted, case=case, vocabulary=options["vocabulary"])
+    how = {"case": case, "resamples": options["resamples"], "seed": options["seed"]}
+    result = evaluate_pairs(vectors, pairs, **how)
+    parts = evaluate_by_pos(vectors, pairs, **how) if options["by_pos"] else {}
+    if result.to_dict()["spearman"] is None:
+        used = f"{result.pairs_used} of {result.pairs_total}"
+        say(f"{source}: {used} pairs have both words: too few, or too alike, for a correlation")
+    if as_json:
+        which = (options["which"] or "input") if is_run(source) else None
+        document = {"dataset": dataset, **result.to_dict(), "which": which, "case": case, "file": str(path)}
+        if parts:
+            document["by_pos"] = {name: part.to_dict() for name, part in parts.items()}
+        print_json(document)
+        return
+    _print_similarity({"all": result, **parts} if parts else {"": result})
+    if result.oov and not is_quiet():
+        shown, more = ", ".join(result.oov[:12]), len(result.oov) - 12
+        say(f"{len(result.oov)} words without a vector: {shown}{f' and {more} more (see --json)' if more > 0 else ''}")
+
+
+def _print_similarity(results: dict[str, Any]) -> None:
+    rows = [["", "spearman", "95 % interval", "pearson", "pairs used"]]
+    for name, result in results.items():
+        d = result.to_dict()
+        low, high = d["interval"] or (None, None)
+        interval = "–" if low is None else f"{low:.4f} … {high:.4f}"
+        numbers = ["–" if d[key] is None else f"{d[key]:.4f}" for key in ("spearman", "pearson")]
+        rows.append([name, numbers[0], interval, numbers[1], f"{d['pairs_used']} of {d['pairs_total']}"])
+    if len(results) == 1:
+        rows = [row[1:] for row in rows]
+    for line in table(rows):
+        click.echo(line)
+
+
+ANALOGY_EPILOGUE = """\b
+Example:
+  lstlm eval analogy runs/demo
+  lstlm eval analogy glove.6B.300d.txt --method mul --restrict 30000
+"""
+
+
+@command.command("analogy", epilog=ANALOGY_EPILOGUE)
+@source_argument()
+@click.option("--pairs", "--questions", type=click.Path(path_type=Path), help="A file in questions-words format.")
+@click.option("--method", type=click.Choice(["add", "mul", "both"]), default="both", show_default=True,
+              help="3CosAdd, 3CosMul, or both.")  # fmt: skip
+@click.option("--restrict", type=click.IntRange(min=0), default=300_000, show_default=True,
+              help="Answer with the first so many words only; 0 for all.")  # fmt: skip
+@which_option
+@case_option
+@vocab_option
+@json_option
+def analogy(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> None:
+    """Answer 'a is to b as c is to ?' by vector arithmetic, section by section.
+
+    The file: --pairs, else questions-words.txt in data/, else gensim's copy if gensim is installed.
+    """
+    from lstlm.evaluation.analogy import METHODS, AnalogySolver, evaluate_analogies, read_questions, summary
+    from lstlm.evaluation.datasets import find_dataset
+
+    path = find_dataset("analogy", pairs)
+    sections = read_questions(path)
+    vectors = open_vectors(source, options["which"], vocabulary=options["vocabulary"])
+    solver = AnalogySolver(vectors, case=options["case"], restrict=options["restrict"])
+    methods = METHODS if options["method"] == "both" else (options["method"],)
+    scores = {method: evaluate_analogies(solver, sections, method) for method in methods}
+    if as_json:
+        document: dict[str, Any] = {"dataset": "analogy", "file": str(path), "restrict": options["restrict"]}
+        for method, found in scores.items():
+            totals = {name: score.to_dict() for name, score in summary(found).items()}
+            document[method] = {**totals, "sections": [score.to_dict() for score in found]}
+        print_json(document)
+        return
+    columns = [[*found, *summary(found).values()] for found in scores.values()]
+    rows = [["section", "used", "of", *(f"3Cos{method.capitalize()}" for method in scores)]]
+    for line in zip(*columns, strict=True):
+        shares = ["–" if score.accuracy is None else f"{100 * score.accuracy:.1f} %" for score in line]
+        rows.append([line[0].name, str(line[0].used), str(line[0].total), *shares])
+    for text in table(rows, numbers=set(range(1, len(rows[0])))):
+        click.echo(text)

@@ -1,0 +1,70 @@
+"""``lstlm export``: word vectors as files that other tools open."""
+
+from pathlib import Path
+
+import click
+
+from lstlm.cli.common import print_json, say
+from lstlm.cli.loading import json_option, open_vectors, source_argument, vocab_option, which_option
+from lstlm.errors import ConfigError
+
+EPILOGUE = """\b
+Example:
+  lstlm export runs/demo --format word2vec --out demo.txt
+  lstlm export runs/demo --format projector --out projector/ --limit 10000
+  lstlm export glove.6B.300d.txt --format npy --out glove.npy
+
+\b
+Then:
+  gensim.models.KeyedVectors.load_word2vec_format("demo.txt")       # binary=True for word2vec-bin
+  tensorboard --logdir projector/
+"""
+
+
+@click.command("export", epilog=EPILOGUE)
+@source_argument(metavar="RUN")
+@click.option(
+    "--format",
+    "form",
+    required=True,
+    type=click.Choice(["word2vec", "word2vec-bin", "npy", "projector", "safetensors"]),
+    help="npy and safetensors put the words beside, in NAME.vocab.tsv; projector makes a folder.",
+)
+@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file or folder to write.")
+@which_option
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first, most frequent, so many words.")
+@click.option("--force", is_flag=True, help="Write over what is there.")
+@vocab_option
+@json_option
+def command(
+    source: Path,
+    form: str,
+    target: Path,
+    which: str | None,
+    limit: int | None,
+    force: bool,
+    vocabulary: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the word vectors of RUN (a run, a checkpoint or any vector file) in another format.
+
+    Numbers read back as the very same float32, bit for bit.
+    """
+    from lstlm.vectors import Vectors
+    from lstlm.vectors.writers import WRITERS, outputs
+
+    for path in outputs(form, target):
+        if path.exists() and not force:
+            raise ConfigError(f"--out {path}: exists; choose another name or add --force")
+    vectors = open_vectors(source, which, vocabulary=vocabulary)
+    if limit is not None:
+        counts = None if vectors.counts is None else vectors.counts[:limit]
+        vectors = Vectors(vectors.words[:limit], vectors.matrix[:limit], counts)
+    written = WRITERS[form](vectors, target)
+    if as_json:
+        files = [str(path) for path in written]
+        print_json({"format": form, "words": len(vectors), "dim": vectors.dim, "files": files})
+        return
+    for path in written:
+        click.echo(str(path))
+    say(f"{len(vectors)} vectors of length {vectors.dim}")
