@@ -134,6 +134,7 @@ def _show_estimate(config: "Config", device: Any, *, as_json: bool) -> None:
 
 
 def _estimate_lines(estimate: "Estimate") -> list[str]:
+    from lstlm.training.console import bytes_text as size
     from lstlm.training.console import clock_text
 
     parts = estimate.parameters
@@ -142,9 +143,9 @@ def _estimate_lines(estimate: "Estimate") -> list[str]:
         f"vocabulary   {estimate.vocabulary:,} words",
         f"parameters   {parts['total']:,} (embedding {parts['embedding']:,}, hidden {parts['hidden']:,}, "
         f"output {parts['output']:,})",
-        f"memory       about {estimate.memory_bytes / 2**20:,.0f} MiB for weights, optimiser and a batch",
-        f"disk         {estimate.checkpoint_bytes / 2**20:,.1f} MiB a checkpoint, "
-        f"up to {estimate.disk_bytes / 2**20:,.1f} MiB a run",
+        f"memory       {size(estimate.state_bytes)} of weights and optimiser state; "
+        f"{size(estimate.peak_memory_bytes)} the whole process at its peak",
+        f"disk         {size(estimate.checkpoint_bytes)} a checkpoint, up to {size(estimate.disk_bytes)} a run",
         f"steps        {steps} ({estimate.steps_per_epoch:,} an epoch)",
         f"speed        {estimate.step_ms:.2f} ms a step, {estimate.words_per_s:,.0f} words/s (median of 20 steps)",
         f"time         {clock_text(estimate.estimated_s)} without evaluations and checkpoints",

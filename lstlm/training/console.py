@@ -17,6 +17,15 @@ def clock_text(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def bytes_text(count: int) -> str:
+    """Return 1.5 MiB for 1572864."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
+
+
 class Console:
     """A tqdm bar in words (so that its rate is words/s) or plain lines, whichever fits the stream."""
 

@@ -1,6 +1,8 @@
 """`--dry-run`: what a run would need and how fast it would go, from twenty real steps and no file written."""
 
+import resource
 import statistics
+import sys
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -31,16 +33,18 @@ def count_parameters(learner: Learner) -> dict[str, int]:
     """Return the numbers of learned weights: embeddings, hidden layers, output (as the D×d matrix it stands for)."""
     network = learner.network
     vocab, width = network.input_vectors().shape
-    hidden_size = learner.config.model.hidden[-1] if learner.config.model.hidden else _context_width(learner)
     hidden = sum(parameter.numel() for parameter in network.hidden.parameters())
-    output = vocab * (hidden_size + int(learner.config.output.bias))
+    output = vocab * (network.head.hidden + int(learner.config.output.bias))
     counts = {"embedding": vocab * width, "hidden": hidden, "output": output}
     return {**counts, "total": sum(counts.values())}
 
 
-def _context_width(learner: Learner) -> int:
-    batch = next(iter(learner.examples))
-    return int(learner.network.encode(torch.as_tensor(batch.context).to(learner.device)).shape[1])
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that this process has held: on the GPU, or resident in main memory, libraries included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Estimate:
 
     vocabulary: int
     parameters: dict[str, int]
-    memory_bytes: int
+    state_bytes: int
+    peak_memory_bytes: int
     checkpoint_bytes: int
     disk_bytes: int
     steps: int | None
@@ -72,7 +77,6 @@ def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
         milliseconds.append(1e3 * (perf_counter() - began))
     step_ms = statistics.median(milliseconds)
     state = tensor_bytes(learner.tensors())
-    activations = 4 * parameters["hidden"] * 8 + config.train.batch_size * 64 * 1024
     budget = budget_of(config, learner.examples.batches_per_epoch)
     seconds = [] if budget.seconds is None else [budget.seconds]
     if budget.steps is not None:
@@ -80,7 +84,8 @@ def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
     return Estimate(
         vocabulary=len(corpus.vocabulary),
         parameters=parameters,
-        memory_bytes=state + activations,
+        state_bytes=state,
+        peak_memory_bytes=peak_memory(device),
         checkpoint_bytes=state,
         # One more than is kept while the next is being written, and the best.
         disk_bytes=state * (config.train.keep_checkpoints + 2),

@@ -32,12 +32,12 @@ class RunLog:
 
     def train(self, step: int, values: Mapping[str, Any], elapsed: float) -> None:
         """Log an interval of training."""
-        self._write(step, values)
+        self.scalars(step, values)
         self.console.train_line(step, values, elapsed)
 
     def evaluation(self, step: int, values: Mapping[str, Any], *, best: bool) -> None:
         """Log an evaluation; flushed, since these are the figures people wait for."""
-        self._write(step, values)
+        self.scalars(step, values)
         self.board.flush()
         self.console.eval_line(step, values, best=best)
 
@@ -64,7 +64,8 @@ class RunLog:
         }
         write_json(self._folder / "status.json", finite_or_none({**head, **facts}), durable=durable)
 
-    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+        """Log figures in both files."""
         self._metrics.write(step, values)
         self.board.scalars(step, values)
 

@@ -157,7 +157,9 @@ class Trainer:
             link_atomic(self.root / "best", folder.name)
         prune(self.root, self.config.train.keep_checkpoints)
         self._unsaved = False
-        self.progress.aside += perf_counter() - began
+        seconds = perf_counter() - began
+        self.log.scalars(self.progress.step, {"time/checkpoint_s": seconds})
+        self.progress.aside += seconds
         self._report_status()
 
     def _evaluate(self, stopped: Callable[[], bool]) -> bool:
