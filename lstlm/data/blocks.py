@@ -18,7 +18,7 @@ class Reader(Protocol):
 
 
 def _cut(data: bytes) -> int:
-    """Return where to cut a block: after the last line end; in a longer line after the last gap, else between characters."""
+    """Return where to cut a block: after the last line end, else the last gap, else between two characters."""
     at = data.rfind(b"\n") + 1
     if at:
         return at
@@ -34,8 +34,8 @@ def _cut(data: bytes) -> int:
 def read_blocks(file: Reader, name: str, size: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield blocks of about `size` bytes that end with a newline.
 
-    A line longer than a block is cut at a space into several sentences (at a character, if it has no space), so that memory
-    does not depend on the longest line. A byte order mark is dropped; UTF-16 and UTF-32 are refused.
+    A line longer than a block is cut at a space into several sentences (at a character, if it has no space), so that
+    memory does not depend on the longest line. A byte order mark is dropped; UTF-16 is refused.
     """
     carry = file.read(size)
     if carry[:2] in (b"\xff\xfe", b"\xfe\xff"):

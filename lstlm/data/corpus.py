@@ -1,7 +1,7 @@
 """A prepared corpus on disk: `vocab.tsv`, one memory-mapped id stream a part, and `manifest.json`.
 
-A part is a stream of uint32 ids in which `</s>` (id 2) ends each sentence: `the cat sat </s> it purred </s>`. That one marker
-makes sentence boundaries visible to vectorised code without a second array.
+A part is a stream of uint32 ids in which `</s>` (id 2) ends each sentence: `the cat sat </s> it purred </s>`. That one
+marker makes sentence boundaries visible to vectorised code without a second array.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _check_file(folder: Path, name: str, record: dict[str, Any], verify: bool) -
 
 
 class Corpus:
-    """A prepared corpus: `vocabulary`, `train`, `valid`, `test` (None unless the source has one), `manifest`, `folder`."""
+    """A prepared corpus. `valid` may be empty; `test` is None unless the source has such a part."""
 
     def __init__(
         self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary, splits: dict[str, Split]

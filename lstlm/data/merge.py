@@ -47,8 +47,8 @@ class _Types:
 def merge_types(folder: Path, workers: int, min_count: int, max_vocab: int | None) -> Merged:
     """Return the vocabulary of all types with `min_count` or more, the `max_vocab` − 3 commonest of them.
 
-    Counts are added by key over the workers (one sort of the keys); only types that stay become Python strings. The result
-    does not depend on who saw what: order is by count, then spelling.
+    Counts are added by key over the workers (one sort of the keys); only types that stay become Python strings. The
+    result does not depend on who saw what: order is by count, then spelling.
     """
     tables = [_Types(folder, worker) for worker in range(workers)]
     sizes = [len(table.keys) for table in tables]
@@ -70,7 +70,7 @@ def merge_types(folder: Path, workers: int, min_count: int, max_vocab: int | Non
             ranked.append((-int(totals[number]), word, number))
     if not ranked:
         raise DataError(
-            f"no word appears {min_count} times or more among {len(keys)} types, so the vocabulary is empty; lower --min-count"
+            f"none of {len(keys)} types appears {min_count} times, so the vocabulary is empty; lower --min-count"
         )
     ranked.sort()
     del ranked[max_vocab - len(SPECIALS) if max_vocab is not None else len(ranked) :]
@@ -95,8 +95,8 @@ def _spell(
             if spelled.setdefault(int(numbers[local]), word) != word:
                 other = spelled[int(numbers[local])].decode(errors="replace")
                 raise LstlmError(
-                    f"the words {other!r} and {word.decode(errors='replace')!r} have one 64-bit hash; lstlm cannot tell "
-                    "them apart: remove one of them from the text"
+                    f"the words {other!r} and {word.decode(errors='replace')!r} have one 64-bit hash, so they cannot "
+                    "be told apart: remove one of them from the text"
                 )
     return spelled
 
@@ -108,7 +108,7 @@ def write_part(
     order: Sequence[tuple[int, BlockReport]],
     on_ids: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Write `<part>.ids`: the workers' provisional ids in the order of the text, renamed. O(ids), one block in memory."""
+    """Write `<part>.ids`: the provisional ids in the order of the text, renamed. O(ids), one block in memory."""
     which = PARTS.index(part)
     digest = hashlib.sha256()
     tokens = sentences = unknown = singles = 0

@@ -1,9 +1,9 @@
 """Minibatches straight from the memory map, shuffled by blocks.
 
-The order of an epoch is a function of (seed, epoch): the positions are cut into blocks, the blocks are permuted, and the
-positions of some consecutive permuted blocks (a *buffer*) are permuted among themselves. Nothing of the size of the epoch is
-kept but one number a block. Every rank walks the same order and takes its own rows of each global minibatch, so that the union
-of the ranks is the epoch, once each, and all ranks make the same number of steps without talking.
+The order of an epoch is a function of (seed, epoch): the positions are cut into blocks, the blocks are permuted, and
+the positions of some consecutive permuted blocks (a *buffer*) are permuted among themselves. Nothing of the size of the
+epoch is kept but one number a block. Every rank walks the same order and takes its own rows of each global minibatch, so
+that the union of the ranks is the epoch, once each, and all ranks make equally many steps without talking.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class EpochOrder:
 class Examples:
     """An endless iterator of minibatches over the epochs of a split, for one rank of `world`.
 
-    Each step of an epoch takes the next `batch_size · world` examples of its order; rank r gets the r-th part. The last step of
-    an epoch takes what is left, in equal parts; fewer than `world` left-overs join the step before. `num_examples` and
-    `batches_per_epoch` are exact without subsampling and expected values with it; all ranks make equally many steps always.
+    Each step of an epoch takes the next `batch_size · world` examples of its order; rank r gets the r-th part. The last
+    step of an epoch takes what is left, in equal parts; fewer than `world` left-overs join the step before.
+    `num_examples` and `batches_per_epoch` are exact without subsampling and expected values with it.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Examples:
         if seed < 0:
             raise ConfigError(f"train.seed: {seed} is below 0")
         self._windows = Windows(split, context, kind)
+        self._pending: I64
         self._split, self._counts = split, vocabulary.counts
         self._batch_size, self._seed, self._subsample = batch_size, seed, subsample
         self._rank, self._world = rank, world
@@ -120,7 +121,7 @@ class Examples:
         self._order = EpochOrder(self._split.tokens, self._seed, epoch)
         self._sampler = Subsampler(self._counts, self._subsample, self._seed, epoch) if self._subsample else None
         self._batch = self._buffer = self._offset = self._next_buffer = 0
-        self._pending: I64 = np.zeros(0, dtype=np.int64)  # positions in training order that no batch has taken yet
+        self._pending = np.zeros(0, dtype=np.int64)  # positions in training order that no batch has taken yet
         self._sizes: list[int] = []  # examples of the buffers from self._buffer on, as far as loaded
         self._ready: list[tuple[int, Batch]] = []  # built batches of this rank, last one first, with their global size
 
@@ -131,7 +132,7 @@ class Examples:
         self._next_buffer += 1
 
     def _plan(self) -> list[int]:
-        """Return the global sizes of the next steps, as far as the loaded buffers tell; empty at the end of the epoch."""
+        """Return the global sizes of the next steps, as far as the loaded buffers tell; none at the epoch's end."""
         step, world = self._batch_size * self._world, self._world
         while len(self._pending) < step + world and self._next_buffer < self._order.buffers:
             self._load_buffer()

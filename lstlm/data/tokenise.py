@@ -1,6 +1,6 @@
 """A simple word tokeniser for raw English text, in the style of the One Billion Word files.
 
-Words and punctuation are separated by spaces; clitics stand alone (`it 's`, `do n't` is kept as `don 't`, as those files do).
+Words and signs are separated by spaces, and clitics stand alone: `it 's`, and `don 't` as those files have it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tokenise_line(line: str) -> str:
 
 
 def split_sentences(tokenised: str) -> list[str]:
-    """Return the sentences of a tokenised paragraph: cut after . ! ? and closing quotes, before a capital or a digit."""
+    """Return the sentences of a tokenised paragraph: cut after . ! ? and closing quotes, before a capital."""
     marked = _SENTENCE_END.sub(lambda match: (match["close"] or "") + "\n", tokenised)
     return [sentence.strip() for sentence in marked.split("\n") if sentence.strip()]
 

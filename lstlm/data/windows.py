@@ -61,7 +61,7 @@ def keep_probabilities(counts: I64, subsample: float) -> NDArray[np.float64]:
 
 
 class Subsampler:
-    """Drops frequent words: a coin for each position, a function of (position, seed, epoch) alone, so alike on every rank."""
+    """Drops frequent words: a coin for each position that depends on (position, seed, epoch) alone, not on the rank."""
 
     def __init__(self, counts: I64, subsample: float, seed: int, epoch: int) -> None:
         self._keep = keep_probabilities(counts, subsample)
@@ -82,8 +82,9 @@ class Windows:
 
     previous: the n words before, `<s>` before the sentence's start; every word and every `</s>` is a target.
     window:   n/2 words on either side, `<s>` and `</s>` outside the sentence; every word is a target.
-    bag:      context (m,1) is the word itself; the target is the bag of the up to n words around it, (m,n) ids with values
-              count/total (they add up to 1); free places repeat an id of the row with value 0. A word alone has no bag.
+    bag:      context (m,1) is the word itself; the target is the bag of the up to n words around it, (m,n) ids with
+              values count/total (adding up to 1); free places repeat an id of the row with value 0. A word alone has no
+              bag, so no example.
     A subsampler drops targets (previous, window), or both words and members of bags (bag).
     """
 
