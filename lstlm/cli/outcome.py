@@ -32,15 +32,16 @@ def run_and_report(cli: click.Group, arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_left():
             return EXIT_OK
-        if "--debug" in arguments and not isinstance(error, click.ClickException):
+        debug = "--debug" in arguments and not isinstance(error, click.ClickException)
+        if debug:
             traceback.print_exc()
-        return _explain(error)
+        return _explain(error, "" if debug else "; run again with --debug for details")
 
 
 def _run(cli: click.Group, arguments: list[str]) -> int:
     # Not click's own main: it ends silently on every EPIPE, even that of a worker's pipe.
     try:
-        with cli.make_context("lstlm", arguments) as ctx:
+        with cli.make_context("lstlm", list(arguments)) as ctx:  # a copy, because click empties the list
             cli.invoke(ctx)
     except click.exceptions.Exit as leave:
         return leave.exit_code
@@ -53,7 +54,7 @@ def _exit_code(leave: SystemExit) -> int:
     return _report(str(leave.code), EXIT_FAILURE)
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception, hint: str) -> int:
     """Report an exception in one line (a ConfigError may list several problems, one line each)."""
     if isinstance(error, LstlmError):
         return _report(str(error), error.exit_code)
@@ -67,10 +68,10 @@ def _explain(error: Exception) -> int:
         return _report(f"{message} (see '{command} --help')", error.exit_code)
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        return _report(f"{place}{error.strerror}; run again with --debug for details", EXIT_FAILURE)
+        return _report(f"{place}{error.strerror}{hint}", EXIT_FAILURE)
     message = " ".join(str(error).split())[:300]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return _report(f"unexpected {what}; run again with --debug for details", EXIT_FAILURE)
+    return _report(f"unexpected {what}{hint}", EXIT_FAILURE)
 
 
 def _report(message: str, code: int) -> int:

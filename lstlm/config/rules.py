@@ -37,8 +37,8 @@ def _range_is_ordered(config: Config) -> str | None:
 
 def _window_is_even(config: Config) -> str | None:
     data = config.data
-    if data.context_kind == "window" and data.context % 2:
-        return f"{data.context} must be even for context_kind window: half of it lies on each side"
+    if data.context_kind != "previous" and data.context % 2:
+        return f"{data.context} must be even for context_kind {data.context_kind}: half of it lies on each side"
     return None
 
 

@@ -22,7 +22,7 @@ class DataConfig:
         "previous: the words before the target; window: the words on both sides; bag: one word predicts the bag of "
         "words around it; cooccurrence: one word predicts its row of association scores",
     )
-    subsample: float = option(0.0, "threshold for dropping frequent words; 0 keeps all", at_least=0, at_most=1)
+    subsample: float = option(0.0, "threshold for dropping frequent words; 0 keeps all", at_least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)

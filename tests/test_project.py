@@ -1,0 +1,123 @@
+"""What the project says about itself holds: recipes load, commands in its pages exist, scripts parse, versions agree."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from lstlm import __version__
+from lstlm.cli import COMMANDS, cli
+from lstlm.config import dump_config, load_config, parse_config
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [ROOT / "scripts/test", ROOT / "scripts/demo", ROOT / "scripts/setup.sh", ROOT / ".ci/run"]
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md")])
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_loads(path: Path) -> None:
+    config = load_config(path)
+    assert parse_config(dump_config(config)) == config
+
+
+def test_the_recipes_the_design_promises_are_there_and_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {path.name for path in RECIPES}
+    assert {"tiny.yaml", "demo.yaml"} <= names
+    for name in names:
+        assert f"configs/{name}" in readme, f"README does not mention configs/{name}"
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Return the ``lstlm …`` command lines in a page's code blocks, continuation lines joined."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:sh|bash|console|shell)?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    starts = [re.sub(r"^(\$ )?(\.venv/bin/)?", "", line.strip()) for line in lines]
+    return [shlex.split(line, comments=True) for line in starts if line.startswith("lstlm ")]
+
+
+def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
+    """Follow the command's name through the groups; return it and the words that are left."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        child = command.get_command(click.Context(command), words[0])
+        assert child is not None, f"no command {words[0]!r}"
+        command, words = child, words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_pages_exist_with_their_options(page: Path) -> None:
+    for words in commands_of(page):
+        line = " ".join(words)
+        command, rest = find_command(words[1:])
+        known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+        for word in rest:
+            if word.startswith("-") and len(word) > 1:
+                assert word.split("=")[0] in known, f"{page.name}: `{line}`: no option {word}"
+
+
+def test_the_readme_shows_commands() -> None:
+    used = {words[1] for words in commands_of(ROOT / "README.md")}
+    assert {"prepare", "train", "eval", "nn", "predict", "export", "bench", "verify"} <= used
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_are_posix_shell(script: Path) -> None:
+    assert subprocess.run(["sh", "-n", str(script)]).returncode == 0
+    if script.suffix != ".sh":
+        assert script.stat().st_mode & 0o111, f"{script.name} is not executable"
+        assert script.read_text().startswith("#!/bin/sh\n")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_is_content() -> None:
+    done = subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_demo_uses_commands_and_options_that_exist() -> None:
+    text = (ROOT / "scripts/demo").read_text().replace('"$', '"')
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("lstlm ")]
+    assert {line.split()[1] for line in lines} == {"prepare", "train", "eval", "nn", "bench"}
+    for line in lines:
+        command, rest = find_command(shlex.split(line)[1:])
+        known = {name for param in command.params for name in param.opts}
+        assert {word for word in rest if word.startswith("-")} <= known, line
+
+
+def test_one_version_and_pinned_requirements() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
+    extras = [need for group in project["optional-dependencies"].values() for need in group]
+    names = {re.split(r"[><=]", need)[0].lower() for need in [*project["dependencies"], *extras]}
+    assert names <= {name.lower() for name in pins}
+    assert pins["torch"] == "2.13.0"
+
+
+def test_runtime_needs_six_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[><=]", need)[0].lower() for need in project["dependencies"]}
+    assert names == {"torch", "numpy", "click", "tqdm", "pyyaml", "tensorboard"}
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f"lstlm {name}" in readme
