@@ -184,7 +184,7 @@ class Optimisers:
         self.network.embedding.discard()
 
     def step(self, lr_scale: float = 1.0) -> None:
-        """Update everything, each rate times lr_scale. The output layer comes first: if it refuses, nothing has moved."""
+        """Update everything, each rate times lr_scale. The output layer goes first: if it refuses, nothing has moved."""
         self.step_output(lr_scale)
         self.step_hidden(lr_scale)
         self.step_embedding(lr_scale)

@@ -16,9 +16,9 @@ class SampledSoftmax(LinearSoftmax):
     """−log of exp(o_y − log E_y) / (exp(o_y − log E_y) + Σ_{c≠y} exp(o_c − log E_c)), c over the candidates.
 
     The candidates, shared by a batch, are distinct words, drawn from the log-uniform distribution over frequency
-    ranks until there are enough; E_j is the expected count of word j in such a draw, so that the loss estimates the full softmax.
-    A candidate that is the example's own target is left out. With as many candidates as words it *is* the full
-    softmax. Only rows of candidates and targets are read or written. Evaluation uses the full softmax.
+    ranks until there are enough; E_j is the expected count of word j in such a draw, so that the loss
+    estimates the full softmax. A candidate that is the example's own target is left out. With as many candidates as
+    words it *is* the full softmax. Only rows of candidates and targets are read or written. Evaluation is exact.
     counts (D,) give the ranks.
     """
 

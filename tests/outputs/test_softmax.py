@@ -1,0 +1,103 @@
+"""What the full softmax promises beyond being right: memory, and answers that do not depend on how it is cut up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lstlm.errors import ConfigError
+from lstlm.outputs import FullSoftmax, rows, softmax
+
+
+class LargeStorages(TorchDispatchMode):
+    """Collects the distinct storages of at least `size` numbers that operations return."""
+
+    def __init__(self, size: int, known: list[Tensor]) -> None:
+        super().__init__()
+        self.size, self.known = size, {t.untyped_storage().data_ptr() for t in known}
+        self.held: dict[int, Tensor] = {}  # holding them keeps the allocator from reusing an address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, Tensor) and t.numel() >= self.size:
+                pointer = t.untyped_storage().data_ptr()
+                if pointer not in self.known:
+                    self.held[pointer] = t
+        return out
+
+
+def test_a_step_holds_one_tensor_of_examples_by_words() -> None:
+    m, vocab = 16, 5000
+    layer = FullSoftmax(8, vocab)
+    h = torch.randn(m, 8, requires_grad=True)
+    with LargeStorages(m * vocab, [layer.rows.matrix]) as seen:
+        layer(h, torch.arange(m)).mean().backward()
+        layer.update(0.1)
+    assert len(seen.held) == 1
+
+
+def test_blocks_and_chunks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> list[Tensor]:
+        layer = FullSoftmax(8, 500, dtype=torch.float64, init_scale=1.0, generator=torch.Generator().manual_seed(1))
+        h = torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        losses = layer(h, torch.arange(9))
+        losses.mean().backward()
+        layer.update(1.0)
+        return [losses.detach(), layer.weight(), layer.log_prob(h, torch.arange(9)), *layer.topk(h, 20)]
+
+    whole = answers()
+    monkeypatch.setattr(rows, "_BLOCK", 7)
+    monkeypatch.setattr(softmax, "_CACHED", 1000)
+    for a, b in zip(whole, answers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    layer = FullSoftmax(4, 50, init_scale=100.0, generator=torch.Generator().manual_seed(1))
+    h = torch.full((3, 4), 100.0, requires_grad=True)
+    losses = layer(h, torch.tensor([0, 1, 2]))
+    losses.mean().backward()
+    assert bool(torch.isfinite(losses).all())
+    assert h.grad is not None
+    assert bool(torch.isfinite(h.grad).all())
+
+
+def test_a_new_forward_forgets_a_step_that_was_not_applied() -> None:
+    layer = FullSoftmax(4, 50)
+    h, ids = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    old = layer(h, ids)
+    layer(h, ids).sum().backward()
+    with pytest.raises(ConfigError, match="old forward"):
+        old.sum().backward()
+
+
+def test_backward_twice_through_one_forward_is_refused() -> None:
+    layer = FullSoftmax(4, 50)
+    loss = layer(torch.randn(3, 4), torch.tensor([0, 1, 2])).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(ConfigError, match="backward twice"):
+        loss.backward()
+
+
+def test_a_decay_that_would_turn_the_weights_round_is_refused() -> None:
+    layer = FullSoftmax(4, 50)
+    layer(torch.randn(3, 4), torch.tensor([0, 1, 2])).sum().backward()
+    with pytest.raises(ConfigError, match=r"output\.weight_decay 2\.0 at learning rate 0\.5"):
+        layer.update(0.5, weight_decay=2.0)
+
+
+def test_a_decayed_scale_is_folded_back_before_it_underflows() -> None:
+    table = rows.ScaledRows(torch.ones(3, 2, dtype=torch.float64), bias=True)
+    for _ in range(500):
+        table.decay_(0.9)
+        table.add_(
+            torch.tensor([1, 1]), torch.ones(2, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64), 0.05
+        )
+    assert float(table.scale) >= 2.0**-10
+    torch.testing.assert_close(table.weight()[1], torch.ones(2, dtype=torch.float64))  # 0.9 w + 0.1 tends to 1
+    torch.testing.assert_close(table.weight()[0], torch.full((2,), 0.9**500, dtype=torch.float64))
