@@ -118,8 +118,8 @@ def sniff(path: Path) -> Layout:
             raise DataError(f"{path}: the header says {count} vectors of length {dim}; {limits}")
         sample = stream.read(MAX_WORD_BYTES + 4 * dim + 2)
     kind = "binary" if _looks_binary(sample, dim) else "text"
-    # the smallest row: one byte of word, then " 0" each in text or a space and 4 bytes each in binary
-    smallest = count * (2 * dim + 2) - 1 if kind == "text" else count * (4 * dim + 2)
+    # numbers alone, without words and blanks: a row that lacks one is better reported by its line
+    smallest = count * dim * (4 if kind == "binary" else 1)
     if smallest > bytes_at_most(path) - len(first):
         raise DataError(
             f"{path}: the header promises {count} vectors of length {dim}, more than the file holds; "
