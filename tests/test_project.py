@@ -1,4 +1,4 @@
-"""What the project says about itself holds: recipes load, commands in its pages exist, scripts parse, versions agree."""
+"""What the project says about itself holds: recipes load, commands in pages exist, scripts parse, versions agree."""
 
 import re
 import shlex
@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from lstlm import __version__
 from lstlm.cli import COMMANDS, cli
@@ -121,3 +123,19 @@ def test_every_command_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in COMMANDS:
         assert f"lstlm {name}" in readme
+
+
+def test_the_readme_example_of_a_bad_file_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text("train:\n  batch_size: 0\n  lr: 1e-3\n")
+    result = CliRunner().invoke(cli, ["config", "validate", "bad.yaml"])
+    assert f"$ lstlm config validate bad.yaml\n{result.stderr}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_library_example_of_the_readme_runs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["losses"].shape == (16,)
+    assert names["trunk"].weight.grad.abs().sum() > 0
