@@ -1,0 +1,290 @@
+"""What the factored and the naive layer share: checks, the loss, autograd, the pending step, and reading."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from lstlm.errors import ConfigError, NumericsError
+from lstlm.spherical.dense import Blocked, DenseState, Plain
+from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
+from lstlm.spherical.shrink import Shrink
+from lstlm.spherical.state import FactoredState
+from lstlm.spherical.touched_rows import Gradient, LowRank, Square, begin
+
+Step = LowRank | Square | Plain | Blocked
+TOPK_ROWS = 16384  # rows of W that topk reads at a time
+
+
+class Pending:
+    """A minibatch between forward() and update(): the step, its target values, and the upstream gradient (m,)."""
+
+    def __init__(self, step: Step, values: Tensor, partials: Partials) -> None:
+        self.step, self.values, self.partials = step, values, partials
+        self.upstream: Tensor | None = None
+
+
+class SphericalHead(nn.Module):
+    """A spherical loss over a linear output layer whose weights `state` holds."""
+
+    state: FactoredState | DenseState
+
+    def __init__(self, hidden: int, vocab: int, loss: SphericalLoss | None, bias: bool) -> None:
+        super().__init__()
+        if hidden < 1 or vocab < 2:
+            raise ConfigError(f"hidden = {hidden}, vocab = {vocab}: need hidden ≥ 1 and vocab ≥ 2")
+        self.hidden, self.has_bias = hidden, bias
+        self.loss = ZLoss() if loss is None else loss
+        self._initial_shape = (vocab, hidden + bias)
+        self._pending: list[Pending] = []
+
+    @property
+    def vocab(self) -> int:
+        """The number of outputs D."""
+        return self.state.D
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the loss defines a probability over the vocabulary."""
+        return self.loss.normalised
+
+    # ---- forward and backward ------------------------------------------------------------------------------------
+    def forward(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return the losses (m,) of h (m,hidden) for target_ids (m,) or (m,K), target_values like the ids or all ones.
+
+        `weight` (m,) multiplies the losses. Autograd reaches h alone; the weights wait for `update`.
+        """
+        ids, values = self._check(h, target_ids, target_values, weight)
+        losses: Tensor = _Losses.apply(h, self, ids, values)
+        return losses if weight is None else losses * weight
+
+    def _begin(self, H: Tensor, ids: Tensor) -> Step:
+        state = self.state
+        return begin(state, H, ids) if isinstance(state, FactoredState) else state.begin(H, ids)
+
+    def _partials(self, step: Step, values: Tensor) -> Partials:
+        """Return the loss and its partial derivatives in float64, with the prior taken into account."""
+        q, s, o = (x.to(torch.float64) for x in step.outputs())
+        if not bool(torch.isfinite(q).all()):
+            raise NumericsError("h is not finite, or so large that ‖W h‖² overflows; check the layers below")
+        if self.state.p is None:
+            return self.loss.partials(q, s, o, values, self.state.p_norm2)
+        # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
+        p = self.state.p[step.ids].to(torch.float64)
+        value, dq, ds, do = self.loss.partials(q, s, o / p, values, self.state.p_norm2)
+        return Partials(value - 2 * (values * p.log()).sum(1), dq, ds, do / p)
+
+    def _with_bias(self, h: Tensor) -> Tensor:
+        return torch.cat([h, h.new_ones(len(h), 1)], 1) if self.has_bias else h.contiguous()
+
+    def _check(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return ids and float64 values, both (m,K), or say what is wrong with the arguments."""
+        like, m = self.state.like, len(h)
+        if h.dim() != 2 or h.shape[1] != self.hidden:
+            raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
+        if h.dtype != like.dtype or h.device != like.device:
+            raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
+        if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
+            raise ConfigError(
+                f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d"
+            )
+        if len(target_ids) != m or target_ids.numel() == 0:
+            raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
+        ids = target_ids.reshape(m, -1).to(torch.int64)
+        low, high = torch.stack(torch.aminmax(ids)).tolist()
+        if low < 0 or high >= self.vocab:
+            raise ConfigError(f"target id {low if low < 0 else high} is outside the vocabulary of {self.vocab}")
+        if weight is not None and weight.shape != (m,):
+            raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({m},)")
+        if target_values is None:
+            values = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+        elif target_values.shape != target_ids.shape:
+            raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
+        else:
+            values = target_values.reshape(ids.shape).to(torch.float64)
+            if not bool(torch.isfinite(values).all()):
+                raise ConfigError("target_values: every value must be finite")
+        return merge_repeated(ids, values) if ids.shape[1] > 1 else (ids, values)
+
+    # ---- update --------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def update(self, lr: float, weight_decay: float = 0.0, preconditioner: Tensor | None = None) -> None:
+        """W ← (1 − lr·weight_decay) W − lr ∇W P, for exactly the upstream gradients that backward() delivered.
+
+        Several backward passes since the last update count as one larger minibatch. P (d,d) is symmetric and positive,
+        d = hidden (+1 with bias). A learning rate that is too large for the minibatch raises NumericsError, which names
+        the largest stable one, and changes nothing.
+        """
+        if not (math.isfinite(lr) and lr > 0):
+            raise ConfigError(f"lr = {lr}: must be finite and above 0")
+        rho = 1 - lr * weight_decay
+        if not 0 < rho <= 1:
+            raise ConfigError(f"weight_decay = {weight_decay} with lr = {lr}: needs 0 ≤ lr·weight_decay < 1")
+        step = self._pending_step()
+        if preconditioner is not None:
+            preconditioner = _symmetric(preconditioner, step.H)
+        # W' = ρW − ηE = ρ(W − (η/ρ)E): the plain step with lr/ρ, then everything times ρ.
+        shrink = step.update(lr / rho, preconditioner)
+        self._pending.clear()
+        if rho < 1:
+            self.state.scale_(rho)
+        self._after_update(Shrink(1 - rho * (1 - shrink.shrink), shrink.growth))
+
+    def _after_update(self, shrink: Shrink) -> None:
+        """Called with the bounds on what the update did to U."""
+
+    def _pending_step(self) -> Step:
+        """Return the step of the backward passes since the last update."""
+        if not self._pending:
+            raise NumericsError("update() needs a backward() first; one update() serves the backward passes before it")
+        if any(pending.step.version != self.state.version for pending in self._pending):
+            self._pending.clear()
+            raise NumericsError("the weights have changed since forward(); call forward() and backward() again")
+        if len(self._pending) == 1:
+            return self._pending[0].step
+        H, ids, values, upstream = (
+            torch.cat([part(pending) for pending in self._pending])
+            for part in (lambda p: p.step.H, lambda p: p.step.ids, lambda p: p.values, lambda p: p.upstream)
+        )
+        merged = self._begin(H, ids)
+        merged.backward(scaled(self._partials(merged, values), upstream, H.dtype))
+        return merged
+
+    @torch.no_grad()
+    def grad_norm(self) -> float:
+        """Return ‖∇W‖_F of what backward() delivered since the last update; nan where it delivered nothing."""
+        return self._pending_step().grad_norm() if self._pending else math.nan
+
+    @torch.no_grad()
+    def weight_norm(self) -> float:
+        """Return ‖W‖_F."""
+        return math.sqrt(self.state.squared_norm())
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h), ids (m,) or (m,K). Exact; O(d²) an example in the factored layer."""
+        if not self.normalised:
+            raise ConfigError(f"{self.loss!r} defines no probability; use the spherical or the Taylor softmax")
+        shape = ids.shape
+        self._check(h, ids, None, None)
+        ids = ids.reshape(len(h), -1).to(torch.int64)
+        q, s, o = (x.to(torch.float64) for x in self._begin(self._with_bias(h), ids).outputs())
+        return self._score(q, s, o, ids).reshape(shape).to(h.dtype)
+
+    def _score(self, q: Tensor, s: Tensor, o: Tensor, ids: Tensor | slice) -> Tensor:
+        """Return log-probabilities where the loss has them, outputs where it has not; o (m,n) at ids."""
+        if not self.normalised:
+            return o
+        if self.state.p is None:
+            return self.loss.log_prob(q, s, o, self.state.p_norm2)
+        p = self.state.p[ids].to(o.dtype)
+        return self.loss.log_prob(q, s, o / p, self.state.p_norm2) + 2 * p.log()
+
+    @torch.no_grad()
+    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k best scores (m,k), log-probabilities where the loss has them, and their ids, block by block.
+
+        O(D(md + d²)): reading the whole vocabulary costs the same for one example as for d. Ask for many at once.
+        """
+        if not 1 <= k <= self.vocab:
+            raise ConfigError(f"k = {k}: must be between 1 and the vocabulary size {self.vocab}")
+        first = torch.zeros(len(h), 1, dtype=torch.int64, device=h.device)
+        self._check(h, first, None, None)
+        H = self._with_bias(h)
+        q, s, _ = (x.to(torch.float64) for x in self._begin(H, first).outputs())
+        best, best_ids = h.new_empty(len(h), 0), first[:, :0]
+        for start in range(0, self.vocab, TOPK_ROWS):
+            rows = slice(start, min(start + TOPK_ROWS, self.vocab))
+            scores = self._score(q.to(h.dtype), s.to(h.dtype), H @ self.state.weight_rows(rows).T, rows)
+            values, ids = scores.topk(min(k, scores.shape[1]))
+            best, order = torch.cat([best, values], 1).topk(min(k, best.shape[1] + values.shape[1]))
+            best_ids = torch.cat([best_ids, ids + start], 1).gather(1, order)
+        return best, best_ids
+
+    @torch.no_grad()
+    def weight(self) -> Tensor:
+        """Return W (vocab, hidden), without the bias column, as a new tensor. O(Dd²) in the factored layer."""
+        return self.state.materialise()[:, : self.hidden].contiguous()
+
+    @torch.no_grad()
+    def bias_vector(self) -> Tensor:
+        """Return the bias (vocab,); zeros where the layer has none."""
+        W = self.state.materialise()
+        return W[:, self.hidden].clone() if self.has_bias else W.new_zeros(self.vocab)
+
+    @torch.no_grad()
+    def set_weight(self, W: Tensor) -> None:
+        """Start again from W (vocab, hidden), or (vocab, hidden + 1) with the bias as the last column."""
+        D, d = self.state.D, self.state.d
+        if W.shape not in ((D, d), (D, self.hidden)):
+            raise ConfigError(f"W has shape {tuple(W.shape)}; expected ({D}, {self.hidden}) or ({D}, {d})")
+        full = torch.zeros(D, d, dtype=self.state.like.dtype, device=self.state.like.device)
+        full[:, : W.shape[1]] = W
+        self._pending.clear()
+        self.state.reset(full)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pending step belongs to an autograd graph: a copy starts without one."""
+        return {**self.__dict__, "_pending": []}
+
+
+class _Losses(torch.autograd.Function):
+    """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
+        step = head._begin(head._with_bias(h), ids)
+        partials = head._partials(step, values)
+        ctx.head, ctx.pending = head, Pending(step, values, partials)  # type: ignore[attr-defined]
+        return partials.value.to(h.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        head, pending = ctx.head, ctx.pending
+        if pending.step.version != head.state.version:
+            raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
+        if pending.upstream is not None:
+            raise NumericsError("backward() twice through one forward(); call forward() again")
+        pending.upstream = upstream.to(torch.float64)
+        grad_H = pending.step.backward(scaled(pending.partials, pending.upstream, upstream.dtype))
+        head._pending.append(pending)
+        return grad_H[:, : head.hidden], None, None, None
+
+
+def scaled(partials: Partials, upstream: Tensor, dtype: torch.dtype) -> Gradient:
+    """Multiply the partial derivatives by the upstream gradient (m,), and round them to the compute dtype."""
+    _, dq, ds, do = partials
+    upstream = upstream.to(torch.float64)
+    return Gradient(
+        (dq * upstream).to(dtype),
+        None if ds is None else (ds * upstream).to(dtype),
+        (do * upstream[:, None]).to(dtype),
+    )
+
+
+def merge_repeated(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Where an example names one id several times, give their sum to the first and 0 to the others; (m,K) each."""
+    ordered, order = ids.sort(dim=1, stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    if bool(first.all()):
+        return ids, values
+    sums = torch.zeros_like(values).scatter_add_(1, first.cumsum(1) - 1, values.gather(1, order))
+    return ordered, torch.where(first, sums.gather(1, first.cumsum(1) - 1), 0.0)
+
+
+def _symmetric(P: Tensor, H: Tensor) -> Tensor:
+    d = H.shape[1]
+    if P.shape != (d, d) or not bool(torch.isfinite(P).all()) or not torch.allclose(P, P.T, rtol=1e-4):
+        raise ConfigError(f"preconditioner {tuple(P.shape)}: expected a finite symmetric matrix ({d}, {d})")
+    return P.to(H)

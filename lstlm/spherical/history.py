@@ -1,0 +1,178 @@
+"""Repairs of U that no row of V has to hear about until it is read.
+
+When a singular value of U leaves its range along a unit vector x, U is multiplied by E⁻¹ on the left and V by
+E = I + αxxᵀ on the right: W = V U stays as it is. Applied at once, that is a sweep over all D rows. Here E is only
+written down: each row keeps a *stamp*, the number of repairs it has seen, and a row that is read is first multiplied
+by the repairs recorded since. That needs no inverse of E.
+
+The repairs x_1 … x_r of the open segment act on a row v that has seen τ of them as
+
+    v ← v + ((v Xᵀ) ∘ [j > τ]) M X,     M upper triangular:  M_jj = α_j,  M_ij = α_j Σ_{i≤l<j} M_il (x_l·x_j)
+
+and since a trailing block of M is the M of the trailing repairs alone, rows of every age go through one product.
+After REPAIRS repairs the segment closes and U itself is absorbed (U becomes I). A row of a closed segment k goes through
+the rest of the repairs of k, then through the product `after[k]` (d,d) of all segments since, then the open segment.
+
+The cost of keeping this bounded is paid a little with every repair: one n-th of the rows is brought forward, in id
+order, so that the oldest segment is empty when its place is needed; and one n-th of the products is extended.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
+MOST_SEGMENTS = 48  # closed segments alive: d² numbers each, about √(D/d) balances sweeping against extending
+
+
+class History(nn.Module):
+    """Stamps of the D rows, and the repairs of the open and the closed segments, in preallocated buffers."""
+
+    stamp: Tensor
+    X: Tensor
+    M: Tensor
+    U: Tensor
+    after: Tensor
+    reached: Tensor
+    swept_at: Tensor
+    clock: Tensor
+
+    def __init__(self, D: int, d: int, like: Tensor, segments: int | None = None) -> None:
+        """Serve D rows of d numbers; `segments` closed segments at most, 0 where no repair will ever be recorded."""
+        super().__init__()
+        if segments is None:
+            segments = min(MOST_SEGMENTS, max(2, math.isqrt(D // d)))
+        self.segments, self.D = segments, D
+        slots, repairs = (segments + 1, REPAIRS) if segments else (0, 0)
+        new = {"dtype": like.dtype, "device": like.device}
+        self.register_buffer("stamp", torch.zeros(D if segments else 0, dtype=torch.int32, device=like.device))
+        self.register_buffer("X", torch.zeros(slots, repairs, d, **new))
+        self.register_buffer("M", torch.zeros(slots, repairs, repairs, **new))
+        self.register_buffer("U", torch.zeros(slots, d, d, **new))  # what the segment itself multiplies by, closed
+        self.register_buffer("after", torch.zeros(slots, d, d, **new))
+        self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `after` covers segments below this
+        self.register_buffer("swept_at", torch.zeros(slots, dtype=torch.int64))  # rows swept before it closed
+        self.register_buffer("clock", torch.zeros(3, dtype=torch.int64))
+        self._sync()
+
+    def _sync(self) -> None:
+        """Copy the three counters into Python, where reading them is free: open segment, its repairs, rows swept."""
+        self.open, self.count, self.swept = self.clock.tolist()
+
+    def _tick(self, *, open: int | None = None, count: int | None = None, swept: int | None = None) -> None:
+        self.clock[:] = torch.tensor(
+            [
+                self.open if open is None else open,
+                self.count if count is None else count,
+                self.swept if swept is None else swept,
+            ]
+        )
+        self._sync()
+
+    @property
+    def empty(self) -> bool:
+        """True while no repair has been recorded."""
+        return self.open == 0 and self.count == 0
+
+    @property
+    def live(self) -> range:
+        """The closed segments that may still hold rows, oldest first."""
+        return range(max(0, self.open - self.segments), self.open)
+
+    @property
+    def now(self) -> int:
+        """The stamp of a row that has seen everything."""
+        return self.open * (REPAIRS + 1) + self.count
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+    def bring_forward(self, rows: Tensor, ids: Tensor | slice) -> Tensor:
+        """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but may reuse rows."""
+        if self.empty:
+            return rows
+        stamp = self.stamp[ids]
+        segment, seen = stamp // (REPAIRS + 1), stamp % (REPAIRS + 1)
+        if int(segment.min()) < self.open:
+            for old in segment.unique().tolist():
+                if old < self.open:
+                    mine = (segment == old).nonzero().squeeze(1)
+                    rows[mine] = self._leave(old, rows[mine], seen[mine])
+                    seen[mine] = 0
+        return self._repair(self.open, rows, seen, self.count)
+
+    def _leave(self, segment: int, rows: Tensor, seen: Tensor) -> Tensor:
+        """Take rows of a closed segment to the start of the open one."""
+        slot = segment % (self.segments + 1)
+        rows = self._repair(segment, rows, seen, REPAIRS) @ self.after[slot]
+        for later in range(int(self.reached[slot]), self.open):
+            rows = rows @ self.U[later % (self.segments + 1)]
+        return rows
+
+    def _repair(self, segment: int, rows: Tensor, seen: Tensor, count: int) -> Tensor:
+        """v ← v + ((v Xᵀ) ∘ [j > seen]) M X over the first `count` repairs of a segment. Unused repairs are zero."""
+        if count == 0:
+            return rows
+        slot = segment % (self.segments + 1)
+        X, M = self.X[slot, :count], self.M[slot, :count, :count]
+        unseen = torch.arange(count, device=rows.device) >= seen[:, None]
+        return torch.addmm(rows, (rows @ X.T).mul_(unseen) @ M, X)
+
+    def written(self, ids: Tensor | slice) -> None:
+        """Note that rows were written in the current frame."""
+        if not self.empty:
+            self.stamp[ids] = self.now
+
+    # ---- recording -----------------------------------------------------------------------------------------------
+    def record(self, x: Tensor, alpha: float) -> None:
+        """Append the repair E = I + α x xᵀ to the open segment, x (d,) in the dtype of V."""
+        slot, r = self.open % (self.segments + 1), self.count
+        X, M = self.X[slot], self.M[slot]
+        M[:r, r] = alpha * (M[:r, :r] @ (X[:r] @ x))
+        M[r, r] = alpha
+        X[r] = x
+        self._tick(count=r + 1)
+
+    def close(self, U: Tensor) -> None:
+        """End the open segment, absorbing U (d,d); the caller sets U ← I and has swept enough for a free place."""
+        slot = self.open % (self.segments + 1)
+        X, M = self.X[slot], self.M[slot]
+        self.after[slot] = U
+        self.U[slot] = U + X.T @ (M @ (X @ U))
+        self.swept_at[slot] = self.swept
+        self.reached[slot] = self.open + 1
+        following = (self.open + 1) % (self.segments + 1)
+        self.X[following].zero_()
+        self.M[following].zero_()
+        self._tick(open=self.open + 1, count=0)
+
+    def extend(self, products: int) -> None:
+        """Let `after` of up to `products` closed segments catch up with one more segment each. O(d³) each."""
+        for segment in self.live:
+            slot = segment % (self.segments + 1)
+            if products > 0 and int(self.reached[slot]) < self.open:
+                self.after[slot] = self.after[slot] @ self.U[int(self.reached[slot]) % (self.segments + 1)]
+                self.reached[slot] += 1
+                products -= 1
+
+    def advance(self, rows: int) -> None:
+        """Count rows that were brought forward in id order."""
+        self._tick(swept=self.swept + rows)
+
+    def rows_to_sweep(self) -> int:
+        """Rows to bring forward before the next close, so that its place in the ring is free."""
+        if self.open < self.segments:
+            return 0
+        oldest = self.live[0] % (self.segments + 1)
+        return max(0, self.D - (self.swept - int(self.swept_at[oldest])))
+
+    def clear(self) -> None:
+        """Forget everything: every row is in the current frame."""
+        for buffer in self.buffers():
+            buffer.zero_()
+        self._sync()
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        self._sync()

@@ -1,0 +1,162 @@
+"""`SphericalOutput`: the factored output layer as a PyTorch module; `DenseSphericalOutput`: its naive twin."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from lstlm.errors import ConfigError
+from lstlm.spherical.dense import DenseState
+from lstlm.spherical.head import SphericalHead
+from lstlm.spherical.losses import SphericalLoss, SquaredError
+from lstlm.spherical.shrink import Shrink
+from lstlm.spherical.stabilise import Report, make_stabiliser
+from lstlm.spherical.state import FactoredState
+
+
+class SphericalOutput(SphericalHead):
+    """A linear output layer over a large vocabulary with a spherical loss, updated exactly in time independent of it.
+
+        head = SphericalOutput(hidden, vocab, loss=ZLoss(a=0.1, b=10.0))
+        loss = head(h, target_ids)          # (m,), or target_ids (m,K) with target_values
+        loss.mean().backward()              # exact gradient to h; nothing of size D was made
+        head.update(lr=0.5)                 # the exact SGD step on W, with the weights that backward() saw
+
+    It replaces, at O(md²) instead of O(Dmd) a step, the code
+
+        o = torch.cat([h, ones], 1) @ W.T;  loss = ℓ(o.square().sum(1), o.sum(1), o.gather(1, target_ids))
+        loss.mean().backward();  W -= lr * W.grad
+
+    W (vocab, hidden + 1) exists only as factors, in buffers. They are not parameters: hand no part of this layer to an
+    optimizer, and do not wrap it in DistributedDataParallel or FSDP, which would overwrite or average the factors. Adam,
+    Adagrad, momentum and per-row rates are not of the form that the factors can follow. The bias is a constant feature.
+    `prior` (vocab,), positive, tilts a softmax: p_c ∝ π_c(1 + o_c + o_c²/2), or π_c(o_c² + ε), so that W = 0 predicts π.
+    """
+
+    state: FactoredState
+
+    def __init__(
+        self,
+        hidden: int,
+        vocab: int,
+        loss: SphericalLoss | None = None,
+        *,
+        bias: bool = True,
+        stabilise: str = "lazy",
+        stabilise_range: tuple[float, float] | None = None,
+        stabilise_every: int | None = None,
+        init_scale: float | None = None,
+        prior: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(hidden, vocab, loss, bias)
+        W = _initial_weight(self, init_scale, dtype, device, generator)
+        self.state = FactoredState(W, _root_of(prior, self), lazy=stabilise == "lazy")
+        self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
+        self.last_report = Report()
+        self.last_stabilise_ms = 0.0
+
+    def _after_update(self, shrink: Shrink) -> None:
+        start = time.perf_counter()
+        self.last_report = self.stabiliser.after_update(self.state, shrink)
+        self.last_stabilise_ms = 1e3 * (time.perf_counter() - start)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Bring the factors to V = W, U = I, and Q, w̄ computed anew. O(Dd²); W does not change."""
+        self._pending.clear()
+        self.state.restore()
+
+    @torch.no_grad()
+    def resize_vocabulary(self, keep: Tensor | None = None, new_rows: Tensor | None = None) -> None:
+        """Keep the rows `keep` (distinct ids, in this order; all by default), then append `new_rows` (n, hidden [+1])."""
+        if self.state.p is not None:
+            raise ConfigError("a layer with a prior cannot be resized: make a new one with the new prior")
+        d, like = self.state.d, self.state.like
+        if keep is not None and (len(keep.unique()) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any())):
+            raise ConfigError(f"keep: ids must be distinct and within the vocabulary of {self.vocab}")
+        if new_rows is not None and (new_rows.dim() != 2 or new_rows.shape[1] not in (self.hidden, d)):
+            raise ConfigError(f"new_rows has shape {tuple(new_rows.shape)}; expected (n, {self.hidden}) or (n, {d})")
+        if (self.vocab if keep is None else len(keep)) + (0 if new_rows is None else len(new_rows)) < 2:
+            raise ConfigError("a vocabulary needs at least 2 words")
+        W_new = like.new_zeros(0 if new_rows is None else len(new_rows), d)
+        if new_rows is not None:
+            W_new[:, : new_rows.shape[1]] = new_rows
+        self._pending.clear()
+        self.state.resize(keep, W_new)
+
+    @torch.no_grad()
+    def diagnostics(self, rows: int = 64) -> dict[str, float]:
+        """Return the health of the factors: range of U, ‖UU⁻¹ − I‖, how far h'Qh is from ‖Wh‖² by sampling, repairs.
+
+        The sampled error compares Σ_i (w_i·x)² over `rows` sampled rows with the same rows' share of Q, so it costs
+        O(rows·d²); `inverse_error` is the largest entry of U U⁻¹ − I.
+        """
+        state = self.state
+        U, U_inv_T = state.exactly("U"), state.exactly("U_inv_T")
+        sigma = torch.linalg.svdvals(U)
+        unit = torch.eye(state.d, dtype=U.dtype, device=U.device)
+        return {
+            "sigma_min": float(sigma[-1]),
+            "sigma_max": float(sigma[0]),
+            "inverse_error": float((U @ U_inv_T.T - unit).abs().max()),
+            "stabilisations": float(self.stabiliser.total),
+        }
+
+
+class DenseSphericalOutput(SphericalHead):
+    """The naive layer: the same losses and interface over a stored W (vocab, hidden + 1). O(Dmd) a step."""
+
+    state: DenseState
+
+    def __init__(
+        self,
+        hidden: int,
+        vocab: int,
+        loss: SphericalLoss | None = None,
+        *,
+        bias: bool = True,
+        blocked: bool = False,
+        init_scale: float | None = None,
+        prior: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(hidden, vocab, loss, bias)
+        W = _initial_weight(self, init_scale, dtype, device, generator)
+        self.state = DenseState(W, _root_of(prior, self), blocked=blocked)
+
+
+def _initial_weight(
+    head: SphericalHead,
+    scale: float | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Return W (D,d) ~ scale·N(0,1), bias 0. By default 1/√hidden, and 0 for squared error, whose minimum is near 0."""
+    if scale is None:
+        scale = 0.0 if isinstance(head.loss, SquaredError) else 1 / math.sqrt(head.hidden)
+    if not (math.isfinite(scale) and scale >= 0):
+        raise ConfigError(f"init_scale = {scale}: must be finite and at least 0")
+    W = torch.zeros(head._initial_shape, dtype=dtype or torch.get_default_dtype(), device=device)
+    if scale > 0:
+        W[:, : head.hidden].normal_(0, scale, generator=generator)
+    return W
+
+
+def _root_of(prior: Tensor | None, head: SphericalHead) -> Tensor | None:
+    """Return √(π/Σπ) for a prior over the vocabulary."""
+    if prior is None:
+        return None
+    if not head.normalised:
+        raise ConfigError(f"a prior tilts a softmax; {head.loss!r} defines no probability")
+    if prior.shape != head._initial_shape[:1] or not bool((torch.isfinite(prior) & (prior > 0)).all()):
+        raise ConfigError(f"prior {tuple(prior.shape)}: expected {head._initial_shape[0]} finite values above 0")
+    return (prior.double() / prior.double().sum()).sqrt()

@@ -1,0 +1,153 @@
+"""The spherical family: losses of an output o = W h that see only ‖o‖², sum(o) and the few target outputs.
+
+Every loss is a function ℓ(q, s, o, t) of q = ‖o‖² (m,), s = sum(o) (m,), the target outputs o (m,K) and the target
+values t (m,K), for D outputs in all. Its value and its partial derivatives dq = ∂ℓ/∂q, ds = ∂ℓ/∂s, do = ∂ℓ/∂o cost
+O(mK), whatever D is; they are evaluated in float64, because q/D − (s/D)² cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from lstlm.errors import ConfigError
+
+
+class Partials(NamedTuple):
+    """The value of a loss and its partial derivatives: value, dq, ds (m,), do (m,K); ds is None where ℓ ignores s."""
+
+    value: Tensor
+    dq: Tensor
+    ds: Tensor | None
+    do: Tensor
+
+
+class SphericalLoss(ABC):
+    """One member of the family. `normalised` says whether it defines a probability over the D outputs."""
+
+    normalised: bool = False
+    uses_sum: bool = True
+
+    @abstractmethod
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        """Return ℓ and ∂ℓ/∂q, ∂ℓ/∂s, ∂ℓ/∂o for a minibatch; q, s (m,), o, t (m,K)."""
+
+    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
+        """Return log p(c) for each target output o (m,K); only where `normalised`."""
+        raise ConfigError(f"{self!r} defines no probability; use the spherical or Taylor softmax for log_prob")
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+
+class SquaredError(SphericalLoss):
+    """ℓ = ‖o − y‖² = q − 2 Σ o·t + Σ t², for a K-sparse real target y. Domain: all reals. Not normalised."""
+
+    uses_sum = False
+
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        return Partials(q + (t * (t - 2 * o)).sum(1), torch.ones_like(q), None, -2 * t)
+
+
+class SphericalSoftmax(SphericalLoss):
+    """p_c = (o_c² + ε) / (q + Dε);  ℓ = −Σ t log p, ε > 0. Normalised; blind to the sign of an output."""
+
+    normalised = True
+    uses_sum = False
+
+    def __init__(self, epsilon: float = 1e-2) -> None:
+        self.epsilon = _positive("epsilon", epsilon)
+
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        Z, numerator = q + D * self.epsilon, o * o + self.epsilon
+        mass = t.sum(1)
+        value = mass * Z.log() - (t * numerator.log()).sum(1)
+        return Partials(value, mass / Z, None, -2 * t * o / numerator)
+
+    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
+        return (o * o + self.epsilon).log() - (q + D * self.epsilon).log()[:, None]
+
+
+class TaylorSoftmax(SphericalLoss):
+    """p_c = (1 + o_c + o_c²/2) / Z, Z = D + s + q/2;  ℓ = −Σ t log p. Normalised; smallest p_c at o_c = −1."""
+
+    normalised = True
+
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        Z, numerator = D + s + q / 2, 1 + o + o * o / 2
+        mass = t.sum(1)
+        value = mass * Z.log() - (t * numerator.log()).sum(1)
+        return Partials(value, mass / (2 * Z), mass / Z, -t * (1 + o) / numerator)
+
+    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
+        return (1 + o + o * o / 2).log() - (D + s + q / 2).log()[:, None]
+
+
+class ZLoss(SphericalLoss):
+    """ℓ = Σ t softplus(a(b − z))/a with z = (o_c − μ)/σ, μ = s/D, σ² = q/D − μ². Not normalised.
+
+    Domain: σ > 0, so the outputs may not all be equal. ℓ does not change when o is shifted or scaled.
+    """
+
+    def __init__(self, a: float = 0.1, b: float = 10.0) -> None:
+        self.a, self.b = _positive("a", a), _finite("b", b)
+
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        mu = s / D
+        variance = (q / D - mu * mu).clamp_min(torch.finfo(q.dtype).tiny)
+        sigma = variance.sqrt()
+        z = (o - mu[:, None]) / sigma[:, None]
+        margin = self.a * (self.b - z)
+        g = t * torch.sigmoid(margin)
+        gz, g_sum = (g * z).sum(1), g.sum(1)
+        value = (t * softplus(margin)).sum(1) / self.a
+        ds = (g_sum / sigma - gz * mu / variance) / D
+        return Partials(value, gz / (2 * D * variance), ds, -g / sigma[:, None])
+
+
+class CustomLoss(SphericalLoss):
+    """ℓ = fn(q, s, o, t, D) -> (m,), any torch function; autograd on these m-sized tensors gives the partials."""
+
+    def __init__(self, fn: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]) -> None:
+        self.fn = fn
+
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in (q, s, o)]
+            value = self.fn(*inputs, t, D)
+            if value.shape != q.shape:
+                raise ConfigError(f"CustomLoss: fn returned shape {tuple(value.shape)}, expected {tuple(q.shape)}")
+            dq, ds, do = torch.autograd.grad(value.sum(), inputs, allow_unused=True, materialize_grads=True)
+        return Partials(value.detach(), dq, ds, do)
+
+
+def make_loss(name: str, *, a: float = 0.1, b: float = 10.0, epsilon: float = 1e-2) -> SphericalLoss:
+    """Return the loss that a configuration names: squared, spherical, taylor or z."""
+    makers: dict[str, Callable[[], SphericalLoss]] = {
+        "squared": SquaredError,
+        "spherical": lambda: SphericalSoftmax(epsilon),
+        "taylor": TaylorSoftmax,
+        "z": lambda: ZLoss(a, b),
+    }
+    if name not in makers:
+        raise ConfigError(f"output.loss: {name!r} is unknown; choose one of {', '.join(makers)}")
+    return makers[name]()
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} = {value}: must be a finite number")
+    return float(value)
+
+
+def _positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} = {value}: must be finite and above 0")
+    return float(value)

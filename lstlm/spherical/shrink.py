@@ -1,0 +1,110 @@
+"""T = I − HᵀBHp: how far one update shrinks or stretches W, its inverse, and the learning rate that would break it.
+
+U ← U T keeps U invertible while T has positive eigenvalues only, that is while λmax(HᵀBHp) < 1, b = 2η dq. Beyond that η
+is too large for the minibatch: the step would overshoot the minimum along some direction by more than its distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lstlm.errors import NumericsError
+
+
+class Shrink(NamedTuple):
+    """Bounds on T: its eigenvalues lie within [1 − shrink, 1 + growth]."""
+
+    shrink: float
+    growth: float
+
+
+def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
+    """Return (I − G B)⁻¹ (m,m) for G = HpHᵀ symmetric, B = diag(b), and the bounds on T. O(m³).
+
+    The eigenvalues of GB are at most ρ = ‖√|B| G √|B|‖_F. Where ρ is small, (I − A)⁻¹ = (I+A)(I+A²)(I+A⁴)… with A = GB
+    is cut where the remainder ρ^(2^k) is below the rounding error: products only, several times faster than LAPACK.
+    """
+    size = b.abs()
+    rho2, lowest, growth = torch.stack([size @ (G * G) @ size, b.min(), -(b.clamp(max=0) @ G.diagonal())]).tolist()
+    if not math.isfinite(rho2):
+        raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
+    rho = math.sqrt(rho2)
+    if rho < 0.3:
+        return _geometric_series(G * b, rho), Shrink(rho, min(growth, rho))
+    if lowest > 0:
+        root = b.sqrt()
+        factor, info = torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root))
+        if int(info) != 0:
+            raise _too_large(eta, G, b)
+        C = torch.cholesky_inverse(factor).mul_(root).div_(root[:, None])
+        return C, Shrink(min(rho, 1.0), 0.0)
+    return _inverse_of_mixed_signs(G, b, eta), Shrink(min(rho, 1.0), min(growth, rho))
+
+
+def _geometric_series(A: Tensor, rho: float) -> Tensor:
+    """Return Σ Aⁱ, i < 2^k, where ρ^(2^k) is below the rounding error of the dtype."""
+    negligible = torch.finfo(A.dtype).eps / 4
+    total, power, reached = A.clone(), A, rho * rho
+    total.diagonal().add_(1)
+    while reached > negligible:
+        power = power @ power
+        total = torch.addmm(total, total, power)
+        reached *= reached
+    return total
+
+
+def _inverse_of_mixed_signs(G: Tensor, b: Tensor, eta: float) -> Tensor:
+    """Return (I − GB)⁻¹ by LU, after making sure that T is positive, where some b ≤ 0."""
+    root = b.clamp(min=0).sqrt()
+    # The positive part alone bounds the shrinking; only if that fails is the exact eigenvalue worth its price.
+    if int(torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root)).info) != 0 and _largest(G, b) >= 1:
+        raise _too_large(eta, G, b)
+    return torch.linalg.inv(_identity_minus(G * b))
+
+
+def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callable[[Tensor], Tensor], Shrink]:
+    """Return the function M ↦ T⁻¹M for T = I − K (d,d), and the bounds on T. O(d³).
+
+    K = HᵀBH is symmetric; with a preconditioner K = HᵀBHP is only similar to a symmetric matrix.
+    """
+    rho = float(torch.linalg.matrix_norm(K))
+    if not math.isfinite(rho):
+        raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
+    if symmetric:
+        factor, info = torch.linalg.cholesky_ex(_identity_minus(K))
+        if int(info) != 0:
+            raise _unstable(eta, float(torch.linalg.eigvalsh(K)[-1]))
+        return lambda M: torch.cholesky_solve(M, factor), Shrink(min(rho, 1.0), rho)
+    if rho >= 1:
+        largest = float(torch.linalg.eigvals(K).real.max())
+        if largest >= 1:
+            raise _unstable(eta, largest)
+    T = _identity_minus(K)
+    return lambda M: torch.linalg.solve(T, M), Shrink(min(rho, 1.0), rho)
+
+
+def _identity_minus(A: Tensor) -> Tensor:
+    result = A.neg()
+    result.diagonal().add_(1)
+    return result
+
+
+def _largest(G: Tensor, b: Tensor) -> float:
+    """Return λmax(GB), the largest real eigenvalue of HᵀBHp."""
+    return float(torch.linalg.eigvals((G * b).to(torch.float64)).real.max())
+
+
+def _too_large(eta: float, G: Tensor, b: Tensor) -> NumericsError:
+    return _unstable(eta, _largest(G, b))
+
+
+def _unstable(eta: float, largest: float) -> NumericsError:
+    return NumericsError(
+        f"the update would make U singular: lr {eta:g} is above the largest stable {eta / largest:.3g} for this "
+        "minibatch; lower optim.output_lr, or divide the loss by the minibatch size"
+    )

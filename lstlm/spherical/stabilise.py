@@ -1,0 +1,231 @@
+"""Keeping U well-conditioned. Every method leaves W = V U + p ωᵀ exactly as it is.
+
+U ← U T shrinks U along the directions that H is strong in, and a row stored as v = w U⁻¹ loses digits in proportion to
+1/σ_min(U). A repair moves an offending singular value from U into V (the paper's fix-singular-value):
+with the left singular vector x of σ and E = I + (σ−1)xxᵀ,  V U = (V E)(E⁻¹ U), and E⁻¹U has 1 in place of σ.
+
+    none      nothing
+    restore   V ← V U + p ωᵀ, U ← I when a value is out of range.        O(Dd²) each
+    svd       every value that is out of range, in one pass over V.      O(d³ + Ddk)
+    power     the paper's power iteration, one value and one pass over V at a time.   O(Dd) a repair
+    lazy      repairs are recorded in the history and reach a row when it is read; no pass over V.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lstlm.errors import ConfigError
+from lstlm.spherical.history import REPAIRS
+from lstlm.spherical.shrink import Shrink
+from lstlm.spherical.state import FactoredState
+
+METHODS = ("lazy", "svd", "power", "restore", "none")
+PAPER_RANGE = (1e-3, 1e2)
+PAPER_PERIOD = 100
+LAZY_RANGE = (0.1, 10.0)
+
+
+@dataclass
+class Report:
+    """What one call did: singular values repaired, and whole or partial passes over V in rows."""
+
+    repaired: int = 0
+    rows_swept: int = 0
+
+
+class Stabiliser(nn.Module):
+    """Looks at U every `every` updates and brings singular values outside [low, high] back to 1."""
+
+    countdown: Tensor
+    total: Tensor
+
+    def __init__(self, low_high: tuple[float, float] = PAPER_RANGE, every: int = PAPER_PERIOD) -> None:
+        super().__init__()
+        low, high = low_high
+        if not (0 < low < 1 < high < math.inf):
+            raise ConfigError(f"stabilise_range [{low}, {high}]: needs 0 < low < 1 < high")
+        if every < 1:
+            raise ConfigError(f"stabilise_every {every}: must be at least 1")
+        self.low, self.high, self.every = low, high, every
+        self.register_buffer("countdown", torch.tensor(every))
+        self.register_buffer("total", torch.tensor(0))
+
+    def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
+        """Called after each update with the bounds on what it did to U."""
+        self.countdown -= 1
+        if int(self.countdown) > 0:
+            return Report()
+        self.countdown.fill_(self.every)
+        report = self.repair(state)
+        self.total += report.repaired
+        return report
+
+    def repair(self, state: FactoredState) -> Report:
+        """Bring U back into range now."""
+        return Report()
+
+
+class Restore(Stabiliser):
+    """V ← V U + p ωᵀ, U ← I, as soon as one singular value is out of range."""
+
+    def repair(self, state: FactoredState) -> Report:
+        sigma = torch.linalg.svdvals(state.exactly("U"))
+        if float(sigma[-1]) >= self.low and float(sigma[0]) <= self.high:
+            return Report()
+        state.restore()
+        return Report(int(((sigma < self.low) | (sigma > self.high)).sum()), state.D)
+
+
+class Svd(Stabiliser):
+    """All offending singular values from one decomposition, in one pass over V."""
+
+    def repair(self, state: FactoredState) -> Report:
+        left, sigma, right = torch.linalg.svd(state.exactly("U"))
+        offending = (sigma < self.low) | (sigma > self.high)
+        if not bool(offending.any()):
+            return Report()
+        X, values = left[:, offending], sigma[offending]
+        _sweep(state, X, values - 1)
+        state.set_frame(left @ (torch.where(offending, 1.0, sigma)[:, None] * right))
+        return Report(len(values), state.D)
+
+
+class Power(Stabiliser):
+    """Power iteration for the smallest and the largest singular value; U⁻ᵀ is recomputed before it."""
+
+    iterations = 100
+
+    def repair(self, state: FactoredState) -> Report:
+        report = Report()
+        for inverse in (True, False):
+            for _ in range(state.d):
+                U = state.exactly("U")
+                A = torch.linalg.inv(U).T if inverse else U
+                x, value = _leading(A, self.iterations)
+                sigma = 1 / value if inverse else value
+                if self.low <= sigma <= self.high:
+                    break
+                _sweep(state, x[:, None], torch.tensor([sigma - 1], dtype=x.dtype, device=x.device))
+                state.set_frame(U + (1 / sigma - 1) * torch.outer(x, x @ U))
+                report = Report(report.repaired + 1, report.rows_swept + state.D)
+        return report
+
+
+class Lazy(Stabiliser):
+    """Repairs that are recorded, not swept. Looks only when the bounds say that U may have left its range.
+
+    σ_min(U T) ≥ σ_min(U)(1 − shrink), so the product of (1 − shrink) since the last look bounds σ_min from below for
+    free. A look is a few block power iterations, warm-started, O(d²).
+    """
+
+    bounds: Tensor
+    smallest: Tensor
+    largest: Tensor
+    BLOCK = 4
+
+    def __init__(self, d: int, low_high: tuple[float, float] = LAZY_RANGE) -> None:
+        super().__init__(low_high, every=1)
+        generator = torch.Generator().manual_seed(0)
+        block = torch.linalg.qr(torch.randn(d, min(self.BLOCK, d), generator=generator, dtype=torch.float64)).Q
+        self.register_buffer("bounds", torch.ones(2, dtype=torch.float64))
+        self.register_buffer("smallest", block.clone())
+        self.register_buffer("largest", block.clone())
+
+    def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
+        low, high = self.bounds.tolist()
+        low, high = low * (1 - shrink.shrink), high * (1 + shrink.growth)
+        report = Report()
+        if low < self.low:
+            low, done = self._look(state, "U_inv_T", self.smallest)
+            report = Report(done.repaired, done.rows_swept)
+        if high > self.high:
+            high, done = self._look(state, "U", self.largest)
+            report = Report(report.repaired + done.repaired, report.rows_swept + done.rows_swept)
+        self.bounds[0], self.bounds[1] = low, high
+        self.total += report.repaired
+        return report
+
+    def _look(self, state: FactoredState, name: str, block: Tensor) -> tuple[float, Report]:
+        """Find the extreme singular values of U, repair those near or beyond the limit, return the next one."""
+        report = Report()
+        limit = self.low if name == "U_inv_T" else 1 / self.high
+        for _ in range(state.d):
+            A = getattr(state, name)
+            X = block.to(A.dtype)
+            for _ in range(2):
+                X = torch.linalg.qr(A @ (A.T @ X)).Q
+            block.copy_(X)
+            inverse_extent = 1 / torch.linalg.vector_norm(A.T @ X, dim=0)  # σ_min side: σ;  σ_max side: 1/σ
+            # what is about to leave the range goes with what has left it: a look costs more than a repair
+            offending = inverse_extent < 2 * limit
+            extreme = float(inverse_extent.min())
+            if extreme >= limit:
+                break
+            self._record(state, X.T[offending], report)
+        return (extreme if name == "U_inv_T" else 1 / extreme), report
+
+    def _record(self, state: FactoredState, X: Tensor, report: Report) -> None:
+        """Take each x out of U and write it into the history; pay for it by moving some rows forward."""
+        history = state.history
+        if history.count + len(X) > REPAIRS:
+            report.rows_swept += sweep_some(state, history.rows_to_sweep())
+            history.close(state.U)
+            state.set_frame(torch.eye(state.d, dtype=torch.float64, device=X.device))
+            return  # U is I now: nothing is left to repair
+        alphas = (torch.linalg.vector_norm(X @ state.U, dim=1) - 1).tolist()
+        state.repair(X, alphas)
+        for x, alpha in zip(X, alphas, strict=True):
+            history.record(x, alpha)
+        history.extend(-(-history.segments * len(X) // REPAIRS))
+        report.rows_swept += sweep_some(state, -(-state.D * len(X) // (history.segments * REPAIRS)))
+        report.repaired += len(X)
+
+
+def sweep_some(state: FactoredState, rows: int) -> int:
+    """Bring the next `rows` rows, in id order, to the current frame, and count them."""
+    history, left = state.history, rows
+    while left > 0:
+        start = history.swept % state.D
+        block = slice(start, min(start + min(left, 4096), state.D))
+        state.V[block] = state.read(block)
+        history.written(block)
+        history.advance(block.stop - block.start)
+        left -= block.stop - block.start
+    return rows
+
+
+def make_stabiliser(
+    method: str, d: int, low_high: tuple[float, float] | None = None, every: int | None = None
+) -> Stabiliser:
+    """Return the stabiliser of that name, with the paper's range and period unless told otherwise."""
+    if method == "lazy":
+        return Lazy(d, low_high or LAZY_RANGE)
+    makers = {"none": Stabiliser, "restore": Restore, "svd": Svd, "power": Power}
+    if method not in makers:
+        raise ConfigError(f"output.stabilise: {method!r} is unknown; choose one of {', '.join(METHODS)}")
+    return makers[method](low_high or PAPER_RANGE, every or PAPER_PERIOD)
+
+
+def _sweep(state: FactoredState, X: Tensor, alpha: Tensor) -> None:
+    """V ← V (I + X diag(α) Xᵀ), orthonormal columns X (d,k), block by block."""
+    X, scaled = X.to(state.V.dtype), (X * alpha).T.to(state.V.dtype)
+    state.map_rows(lambda _, rows: torch.addmm(rows, rows @ X, scaled))
+
+
+def _leading(A: Tensor, iterations: int) -> tuple[Tensor, float]:
+    """Return the leading left singular vector and singular value of A (d,d), by at most `iterations` steps."""
+    x = torch.full((len(A),), 1 / math.sqrt(len(A)), dtype=A.dtype, device=A.device)
+    value = 0.0
+    for _ in range(iterations):
+        y = A.T @ x
+        x = A @ y
+        previous, value = value, math.sqrt(float(torch.linalg.vector_norm(x)))
+        x = x / torch.linalg.vector_norm(x)
+        if abs(value - previous) <= 1e-6 * value:
+            break
+    return x, value

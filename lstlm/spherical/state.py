@@ -1,0 +1,263 @@
+"""What the factored layer remembers: W = V U + p ωᵀ, and Q = WᵀW, w̄ = Wᵀp, U⁻ᵀ beside it.
+
+p is the vector of ones, or √π for a softmax that is tilted by a prior π over the outputs.
+
+The five d-sized quantities stand in one matrix of 3d+2 rows, so that one product with the minibatch reads them all and
+one product updates them all:
+
+    rows      [0, d)   d      d+1    [d+2, 2d+2)   [2d+2, 3d+2)
+    contents  Q        ω      w̄      U             U⁻ᵀ
+
+In float32 a sum of 50,000 small updates would drift. So the matrix is kept as `exact` (float64) plus `recent` (compute
+dtype, the sum of the last few updates); `value`, which the products use, is their rounded sum. An update is added to
+`recent`, where its rounding error is relative to the recent change and not to the whole, and `recent` is folded into
+`exact` every FOLD_EVERY updates. That costs one pass over 3d·d numbers a step instead of float64 arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lstlm.spherical.history import History
+
+FOLD_EVERY = 32
+BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in float32
+
+
+class FactoredState(nn.Module):
+    """V (D,d), the stacked d-sized state, and the history that brings rows of V to the current frame."""
+
+    V: Tensor
+    exact: Tensor
+    recent: Tensor
+    base: Tensor
+    value: Tensor
+    folds_due: Tensor
+    p: Tensor | None
+
+    def __init__(self, W: Tensor, p: Tensor | None = None, *, lazy: bool = True) -> None:
+        """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that are not swept."""
+        super().__init__()
+        D, d = W.shape
+        stack = torch.zeros(3 * d + 2, d, dtype=torch.float64, device=W.device)
+        self.register_buffer("V", W)
+        self.register_buffer("p", None if p is None else p.to(W))
+        self.register_buffer("exact", stack)
+        self.register_buffer("recent", torch.zeros_like(stack, dtype=W.dtype))
+        self.register_buffer("base", torch.zeros_like(stack, dtype=W.dtype), persistent=False)
+        self.register_buffer("value", torch.zeros_like(stack, dtype=W.dtype), persistent=False)
+        self.register_buffer("folds_due", torch.zeros((), dtype=torch.int64))
+        self.history = History(D, d, like=W, segments=None if lazy else 0)
+        self.version = 0  # counts the changes of W, so that a stale minibatch is noticed
+        self.p_norm2 = float(D) if p is None else float(p.double().square().sum())
+        self.set_frame(torch.eye(d, dtype=torch.float64, device=W.device))
+        self.refresh_gram()
+
+    # ---- the parts by name ---------------------------------------------------------------------------------------
+    @property
+    def D(self) -> int:
+        return self.V.shape[0]
+
+    @property
+    def d(self) -> int:
+        return self.V.shape[1]
+
+    @property
+    def Q(self) -> Tensor:
+        return self.value[: self.d]
+
+    @property
+    def omega(self) -> Tensor:
+        return self.value[self.d]
+
+    @property
+    def w_bar(self) -> Tensor:
+        return self.value[self.d + 1]
+
+    @property
+    def U(self) -> Tensor:
+        return self.value[self.d + 2 : 2 * self.d + 2]
+
+    @property
+    def U_inv_T(self) -> Tensor:
+        return self.value[2 * self.d + 2 :]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the layer's dtype and device."""
+        return self.V
+
+    def squared_norm(self) -> float:
+        """Return ‖W‖²_F = tr Q."""
+        return max(0.0, float(self.exactly("Q").trace()))
+
+    def _part(self, stack: Tensor, name: str) -> Tensor:
+        d = self.d
+        where = {"Q": (0, d), "omega": (d, d + 1), "w_bar": (d + 1, d + 2), "U": (d + 2, 2 * d + 2)}
+        start, stop = where.get(name, (2 * d + 2, 3 * d + 2))
+        return stack[start:stop]
+
+    # ---- updating the stack --------------------------------------------------------------------------------------
+    def commit(self) -> None:
+        """Make `value` = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
+        d = self.d
+        torch.add(self.base[d:], self.recent[d:], out=self.value[d:])
+        torch.add(self.recent[:d], self.recent[:d].T, out=self.value[:d])
+        self.value[:d] += self.base[:d]
+        self.version += 1
+        self.folds_due += 1
+        if int(self.folds_due) >= FOLD_EVERY:
+            self.fold()
+
+    def fold(self) -> None:
+        """exact ← exact + recent, recent ← 0."""
+        d = self.d
+        self.exact[:d] += self.recent[:d] + self.recent[:d].T.to(torch.float64)
+        self.exact[d:] += self.recent[d:]
+        self.recent.zero_()
+        self._rebase()
+
+    def _rebase(self) -> None:
+        self.base.copy_(self.exact)
+        self.value.copy_(self.base)
+        d = self.d
+        torch.add(self.base[d:], self.recent[d:], out=self.value[d:])
+        self.value[:d] = self.base[:d] + (self.recent[:d] + self.recent[:d].T)
+        self.folds_due.zero_()
+
+    def assign(self, **parts: Tensor) -> None:
+        """Set parts of the stack (Q, omega, w_bar, U, U_inv_T) to new float64 values."""
+        self.fold()
+        for name, new in parts.items():
+            self._part(self.exact, name).copy_(new)
+        self._rebase()
+        self.version += 1
+
+    def exactly(self, name: str) -> Tensor:
+        """Return a part of the stack in float64: Q, omega, w_bar, U or U_inv_T."""
+        recent = self._part(self.recent, name).to(torch.float64)
+        return self._part(self.exact, name) + (recent + recent.T if name == "Q" else recent)
+
+    def repair(self, X: Tensor, alphas: list[float]) -> None:
+        """U ← E⁻¹U and U⁻ᵀ ← E U⁻ᵀ for E = E_1 … E_k, E_j = I + α_j x_j x_jᵀ, rows x of X (k,d). V·E is the caller's.
+
+        In float64: what V will be multiplied by and what U was divided by must cancel to full precision.
+        """
+        X = X.to(torch.float64)
+        overlaps = X @ X.T
+        inverse = [-a / (1 + a * n2) for a, n2 in zip(alphas, overlaps.diagonal().tolist(), strict=True)]
+        for name, factors in (("U", inverse), ("U_inv_T", alphas)):
+            exact, recent = self._part(self.exact, name), self._part(self.recent, name)
+            rows = X @ exact + (X.to(recent.dtype) @ recent).to(torch.float64)
+            scaled = torch.tensor(factors, dtype=torch.float64, device=X.device)[:, None] * X
+            for j in range(1, len(X)):  # x_jᵀ meets what the repairs before it have made of U
+                rows[j] += (X[j] @ scaled[:j].T) @ rows[:j]
+            exact.addmm_(scaled.T, rows)
+            self._part(self.base, name).copy_(exact)
+            torch.add(self._part(self.base, name), recent, out=self._part(self.value, name))
+
+    def scale_(self, rho: float) -> None:
+        """W ← ρW: U, ω, w̄ by ρ, U⁻ᵀ by 1/ρ, Q by ρ²."""
+        d = self.d
+        for stack in (self.exact, self.recent, self.base, self.value):
+            stack[:d] *= rho * rho
+            stack[d : 2 * d + 2] *= rho
+            stack[2 * d + 2 :] /= rho
+
+    def set_frame(self, U: Tensor) -> None:
+        """Set U, and U⁻ᵀ from scratch in float64. The caller answers for V."""
+        U = U.to(torch.float64)
+        self.assign(U=U, U_inv_T=torch.linalg.inv(U).T)
+
+    # ---- rows ----------------------------------------------------------------------------------------------------
+    def read(self, ids: Tensor | slice) -> Tensor:
+        """Return rows of V (n,d) in the current frame, as if every past repair had swept them; a copy."""
+        rows = self.V[ids].clone() if isinstance(ids, slice) else self.V[ids]
+        return self.history.bring_forward(rows, ids)
+
+    def weight_rows(self, ids: Tensor | slice) -> Tensor:
+        """Return rows of W (n,d): v_i U + p_i ω."""
+        W = self.read(ids) @ self.U
+        return W.add_(self.omega) if self.p is None else W.addr_(self.p[ids], self.omega)
+
+    def blocks(self) -> Iterator[slice]:
+        """Cover the D rows in slices of at most BLOCK_ROWS."""
+        for start in range(0, self.D, BLOCK_ROWS):
+            yield slice(start, min(start + BLOCK_ROWS, self.D))
+
+    def map_rows(self, change: Callable[[slice, Tensor], Tensor]) -> None:
+        """V ← change(rows) block by block, rows given in the current frame; ends with an empty history."""
+        for rows in self.blocks():
+            self.V[rows] = change(rows, self.read(rows))
+        self.history.clear()
+
+    def materialise(self) -> Tensor:
+        """Return W (D,d). O(Dd²): for the end of training, tests and export."""
+        return torch.cat([self.weight_rows(rows) for rows in self.blocks()])
+
+    def restore(self) -> None:
+        """V ← V U + p ωᵀ, U ← I, ω ← 0, and Q, w̄ anew from V. O(Dd²); W does not change."""
+        self.map_rows(lambda rows, _: self.weight_rows(rows))
+        self.assign(omega=torch.zeros_like(self.exact[:1]))
+        self.set_frame(torch.eye(self.d, dtype=torch.float64, device=self.V.device))
+        self.refresh_gram()
+
+    def refresh_gram(self) -> None:
+        """Recompute Q = WᵀW and w̄ = Wᵀp from the rows, in float64."""
+        Q = torch.zeros_like(self.exact[: self.d])
+        w_bar = torch.zeros_like(self.exact[0])
+        for rows in self.blocks():
+            W = self.weight_rows(rows).to(torch.float64)
+            Q.addmm_(W.T, W)
+            w_bar += W.sum(0) if self.p is None else self.p[rows].to(torch.float64) @ W
+        self.assign(Q=Q, w_bar=w_bar[None])
+
+    def reset(self, W: Tensor) -> None:
+        """Start again from W (D,d): V = W, U = I, ω = 0."""
+        self.V.copy_(W)
+        self.history.clear()
+        self.assign(omega=torch.zeros_like(self.exact[:1]))
+        self.set_frame(torch.eye(self.d, dtype=torch.float64, device=self.V.device))
+        self.refresh_gram()
+
+    def resize(self, keep: Tensor | None, W_new: Tensor) -> None:
+        """Keep rows `keep` (all where None), append rows W_new (n,d): Q ± wwᵀ, w̄ ± w. p must be all ones.
+
+        A new row w is stored as (w − ω)U⁻¹. Copies V; the kept rows are brought to the current frame on the way.
+        """
+        kept = torch.arange(self.D, device=self.V.device) if keep is None else keep
+        dropped = torch.ones(self.D, dtype=torch.bool, device=self.V.device)
+        dropped[kept] = False
+        W_dropped = self.weight_rows(dropped.nonzero().squeeze(1)).to(torch.float64)
+        W_added = W_new.to(torch.float64)
+        V_added = (W_added - self.exactly("omega")) @ self.exactly("U_inv_T").T
+        Q = self.exactly("Q") - W_dropped.T @ W_dropped + W_added.T @ W_added
+        w_bar = self.exactly("w_bar") - W_dropped.sum(0) + W_added.sum(0)
+        self.map_rows(lambda _, rows: rows)
+        self.V = torch.cat([self.V[kept], V_added.to(self.V.dtype)])
+        self.history = History(self.D, self.d, like=self.V, segments=None if self.history.segments else 0)
+        self.p_norm2 = float(self.D)
+        self.assign(Q=Q, w_bar=w_bar)
+
+    # ---- module plumbing -----------------------------------------------------------------------------------------
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FactoredState:
+        # `exact` follows the device but never the dtype: module.float() must not round it.
+        exact = self.exact
+        super()._apply(fn, recurse)
+        self.exact = exact.to(self.V.device)
+        self.folds_due = self.folds_due.cpu()
+        self._rebase_keeping_due()
+        return self
+
+    def _rebase_keeping_due(self) -> None:
+        due = int(self.folds_due)
+        self._rebase()
+        self.folds_due.fill_(due)
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        self._rebase_keeping_due()
+        self.version += 1

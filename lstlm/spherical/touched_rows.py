@@ -1,0 +1,218 @@
+"""The exact SGD step on W = V U + p ωᵀ in time independent of D: only the rows of the targets are read or written.
+
+For a minibatch H (m,d) with derivatives dq, ds (m,), do (m,K), step η and right preconditioner P (Hp = HP, or H), the
+naive update of all D rows is
+
+    W' = W − E Hp,   E = W Hᵀ B + η Yᵀ + η p dsᵀ   (D,m),   b = 2η dq, B = diag(b),   Y (m,D) holds do at the targets.
+
+With T = I − HᵀB Hp and c = η Hpᵀ ds this is W' = W T − η YᵀHp − p cᵀ: right multiplication, which U and ω absorb, and a
+change of the rows that Y touches. Two ways to compute it, with the same result:
+
+`LowRank` (m up to about d) never forms T; 7md² + 4m²d multiply-adds and one m×m inverse:
+
+    X  = b/2 ∘ HQ + η YW ;   R = η ∇H + N Hp ;   J = (I − HpHᵀB)⁻¹ Hp U⁻¹ = Hp U'⁻¹
+    N  = −(X Hᵀ)B − ½η² YYᵀ − η ds ⊗ (b ∘ Hw̄ + η Yp + ½ ‖p‖² η ds)
+    Q' = Q − RᵀHp − HpᵀR ;   w̄' = w̄ − Hpᵀ(b∘Hw̄ + η Yp + ‖p‖² η ds) ;   ω' = ω − Hpᵀ(b∘Hω + η ds)
+    U' = U − (UHᵀ)B Hp ;   U'⁻ᵀ = U⁻ᵀ + Jᵀ B H ;   V' = V − η Yᵀ J
+
+`Square` (m above d) forms T; 2md² + 4nd² + 5d³ for n distinct targets, with F = YᵀHp on these n rows:
+
+    K  = HᵀB Hp,  T = I − K ;   A = W_uᵀF ;   G = ½Q − ½QK − ηA ;   z = w̄ − Kᵀw̄ − η Fᵀp
+    Q' = sym of  ½Q − ½QK − ηA − KᵀG + ½η² FᵀF − z cᵀ + ½‖p‖² ccᵀ  (added to its transpose) ;   w̄' = z − ‖p‖² c
+    U' = U − UK ;   U'⁻¹ = T⁻¹U⁻¹ ;   ω' = ω − Kᵀω − c ;   V_u' = V_u − η F U'⁻¹
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from lstlm.spherical.shrink import Shrink, shrink_inverse, solver_of_shrink
+from lstlm.spherical.state import FactoredState
+
+LOW_RANK_UP_TO = 0.85  # m/d: above it 7md² + 4m²d is more than 2md² + 4nd² + 5d³
+
+
+class Gradient(NamedTuple):
+    """The loss's partial derivatives, already multiplied by what came from upstream: dq, ds (m,), do (m,K)."""
+
+    dq: Tensor
+    ds: Tensor | None
+    do: Tensor
+
+
+class TouchedRows:
+    """One minibatch on its way through outputs(), backward() and update(); both forms share what is here."""
+
+    gradient: Gradient
+    grad_H: Tensor
+    HQ: Tensor
+    Hw_bar: Tensor
+
+    def __init__(self, state: FactoredState, H: Tensor, ids: Tensor) -> None:
+        """Take H (m,d) and target ids (m,K)."""
+        self.state, self.H, self.ids = state, H, ids
+        self.p = None if state.p is None else state.p[ids]
+        self.version = state.version
+
+    def Yp(self) -> Tensor:
+        """Return Yp (m,): the sum over the targets of do·p."""
+        do = self.gradient.do
+        return do.sum(1) if self.p is None else (do * self.p).sum(1)
+
+    def YYT(self) -> Tensor:
+        """Return YYᵀ (m,m): how much the targets of two examples coincide, weighted by do."""
+        ids, do = self.ids, self.gradient.do
+        if ids.shape[1] == 1:
+            return (ids == ids.T) * do * do.T
+        words, column = ids.unique(return_inverse=True)
+        YT = do.new_zeros(len(words), len(ids))
+        # accumulate: a word that is the target twice, even within one example, must count twice
+        YT.index_put_((column.T, torch.arange(len(ids), device=ids.device)), do.T, accumulate=True)
+        return embedding_bag(column, YT, per_sample_weights=do, mode="sum")
+
+    def X(self) -> Tensor:
+        """Return dq ∘ HQ + YW (m,d), which is ∇H − dq ∘ HQ − ds ⊗ w̄."""
+        g = self.gradient
+        X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)
+        return X if g.ds is None else X.addr_(g.ds, self.state.w_bar, alpha=-1)
+
+    def half_gram(self, X_H: Tensor, eta: float) -> Tensor:
+        """Return half of EᵀE (m,m), the other half being its transpose; X_H = X Hᵀ is overwritten."""
+        g = self.gradient
+        half = X_H.mul_((2 * eta * eta) * g.dq).add_(self.YYT(), alpha=0.5 * eta * eta)
+        if g.ds is None:
+            return half
+        rest = 2 * g.dq * self.Hw_bar + self.Yp() + (0.5 * self.state.p_norm2) * g.ds
+        return half.addr_(g.ds, rest, alpha=eta * eta)
+
+    def grad_norm(self) -> float:
+        """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1. O(m²d)."""
+        X_H, H_H = (torch.cat([self.X(), self.H]) @ self.H.T).chunk(2)
+        return math.sqrt(max(0.0, 2 * float((self.half_gram(X_H, 1.0) * H_H).sum())))
+
+
+class LowRank(TouchedRows):
+    """The form for m below d, without a d×d temporary."""
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K). One product reads the state."""
+        d = self.state.d
+        self.products = self.H @ self.state.value.T  # HQ | Hω | Hw̄ | HUᵀ | HU⁻¹
+        self.HQ, self.Hw_bar = self.products[:, :d], self.products[:, d + 1]
+        self.HUT, self.HU_inv = self.products[:, d + 2 : 2 * d + 2], self.products[:, 2 * d + 2 :]
+        self.rows = self.state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
+        H_omega = self.products[:, d, None]
+        o = torch.linalg.vecdot(self.rows, self.HUT[:, None]) + (H_omega if self.p is None else H_omega * self.p)
+        return torch.linalg.vecdot(self.H, self.HQ), self.Hw_bar, o
+
+    def backward(self, gradient: Gradient) -> Tensor:
+        """Return ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄  (m,d), with YW = (YV)U + Yp ⊗ ω."""
+        self.gradient = gradient
+        do = gradient.do
+        YV = do * self.rows[:, 0] if do.shape[1] == 1 else (do[..., None] * self.rows).sum(1)
+        grad_H = torch.addcmul(YV @ self.state.U, self.HQ, gradient.dq[:, None], value=2)
+        grad_H.addr_(self.Yp(), self.state.omega)
+        self.grad_H = grad_H if gradient.ds is None else grad_H.addr_(gradient.ds, self.state.w_bar)
+        return self.grad_H
+
+    def update(self, eta: float, P: Tensor | None = None) -> Shrink:
+        """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
+        state, H, g, d = self.state, self.H, self.gradient, self.state.d
+        Hp = H if P is None else H @ P
+        b = 2 * eta * g.dq
+        X_H, Hp_H = (torch.cat([self.X(), Hp]) @ H.T).chunk(2)
+        C, shrink = shrink_inverse(Hp_H, b, eta)
+        J = C @ (self.HU_inv if P is None else Hp @ state.U_inv_T.T)
+
+        steps = self.products  # overwritten by what each row of the state changes by: state ← state − stepsᵀ Hp
+        w_bar_step, omega_step = b * self.Hw_bar + eta * self.Yp(), b * steps[:, d]
+        if g.ds is not None:
+            w_bar_step += (eta * state.p_norm2) * g.ds
+            omega_step += eta * g.ds
+        half_gram = self.half_gram(X_H, eta)
+        torch.addmm(self.grad_H, half_gram, Hp, beta=eta, alpha=-1, out=self.HQ)  # R
+        steps[:, d], steps[:, d + 1] = omega_step, w_bar_step
+        self.HUT.mul_(b[:, None])
+        self._write_rows(J, eta)
+        torch.mul(J, -b[:, None], out=self.HU_inv)
+        if P is None:
+            state.recent.addmm_(steps.T, H, alpha=-1)
+        else:
+            state.recent[: 2 * d + 2].addmm_(steps[:, : 2 * d + 2].T, Hp, alpha=-1)
+            state.recent[2 * d + 2 :].addmm_(self.HU_inv.T, H, alpha=-1)
+        state.commit()
+        return shrink
+
+    def _write_rows(self, J: Tensor, eta: float) -> None:
+        """V ← V − η YᵀJ on the touched rows, which end in the current frame."""
+        state, ids, do = self.state, self.ids.reshape(-1), self.gradient.do
+        if not state.history.empty:
+            state.V[ids] = self.rows.view(len(ids), -1)  # a repeated id writes the same row twice
+            state.history.written(ids)
+        change = do * J if do.shape[1] == 1 else (do[..., None] * J[:, None]).flatten(0, 1)
+        # index_add_, not V[ids] −= …: a word that is the target twice must count twice
+        state.V.index_add_(0, ids, change, alpha=-eta)
+
+
+class Square(TouchedRows):
+    """The form for m above d, by way of the d×d matrix T."""
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K)."""
+        state, d = self.state, self.state.d
+        products = self.H @ state.value[: d + 2].T  # HQ | Hω | Hw̄
+        self.HQ, self.Hw_bar = products[:, :d], products[:, d + 1]
+        self.words, self.place = self.ids.unique(return_inverse=True)
+        self.V_u = state.read(self.words)
+        self.p_u = self.V_u.new_ones(len(self.words)) if state.p is None else state.p[self.words]
+        self.W_u = (self.V_u @ state.U).addr_(self.p_u, state.omega)
+        o = torch.linalg.vecdot(self.W_u[self.place], self.H[:, None])
+        return torch.linalg.vecdot(self.H, self.HQ), self.Hw_bar, o
+
+    def backward(self, gradient: Gradient) -> Tensor:
+        """Return ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄  (m,d)."""
+        self.gradient = gradient
+        YW = embedding_bag(self.place, self.W_u, per_sample_weights=gradient.do, mode="sum")
+        grad_H = YW.addcmul_(self.HQ, gradient.dq[:, None], value=2)
+        self.grad_H = grad_H if gradient.ds is None else grad_H.addr_(gradient.ds, self.state.w_bar)
+        return self.grad_H
+
+    def update(self, eta: float, P: Tensor | None = None) -> Shrink:
+        """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
+        state, H, g, d = self.state, self.H, self.gradient, self.state.d
+        Hp = H if P is None else H @ P
+        K = (H * (2 * eta * g.dq)[:, None]).T @ Hp
+        solve, shrink = solver_of_shrink(K, eta, symmetric=P is None)
+        F = H.new_zeros(len(self.words), d)
+        F.index_add_(0, self.place.reshape(-1), (g.do[..., None] * Hp[:, None]).flatten(0, 1))
+        FTW, FTF = (F.T @ torch.cat([self.W_u, F], 1)).split(d, dim=1)
+        pF = self.p_u @ F
+        c = torch.zeros_like(pF) if g.ds is None else eta * (g.ds @ Hp)
+        z_step = state.w_bar @ K + eta * pF  # z = w̄ − z_step
+
+        QK, UK = (torch.cat([state.Q, state.U]) @ K).chunk(2)
+        half = QK.mul_(0.5).add_(FTW.T, alpha=eta)
+        half = torch.addmm(half, K.T, torch.sub(0.5 * state.Q, half)).sub_(FTF, alpha=0.5 * eta * eta)
+        half.addr_(state.w_bar - z_step, c).addr_(c, c, alpha=-0.5 * state.p_norm2)
+        U_inv = solve(state.U_inv_T.T)
+
+        recent = state.recent
+        recent[:d] -= half
+        recent[d] -= state.omega @ K + c
+        recent[d + 1] -= z_step + state.p_norm2 * c
+        recent[d + 2 : 2 * d + 2] -= UK
+        torch.sub(U_inv.T, state.base[2 * d + 2 :], out=recent[2 * d + 2 :])
+        state.V[self.words] = self.V_u.addmm_(F, U_inv, alpha=-eta)
+        state.history.written(self.words)
+        state.commit()
+        return shrink
+
+
+def begin(state: FactoredState, H: Tensor, ids: Tensor) -> LowRank | Square:
+    """Choose the cheaper form for H (m,d) and target ids (m,K)."""
+    return (LowRank if len(H) <= LOW_RANK_UP_TO * state.d else Square)(state, H, ids)
