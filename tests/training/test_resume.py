@@ -1,0 +1,251 @@
+"""A run that was interrupted, however rudely, continues as if nothing had happened: bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lstlm.training.checkpoint import step_folders
+from lstlm.training.learner import Learner
+from tests.training.harness import Cli, arguments, figures, fingerprint, status
+
+KINDS = ["softmax", "sampled", "factored"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stop_and_go_equals_one_go(lstlm: Cli, tmp_path: Path, kind: str) -> None:
+    """Stopped between two log intervals, across an epoch and a schedule, with every optimiser's state in play."""
+    settings = {"output__kind": kind, "output__candidates": 32, "optim__schedule": "cosine", "optim__hidden": "adam"}
+    lstlm.ok(tmp_path / "whole", **settings, train__checkpoint_every=7)
+    stop = Learner.step
+    with pytest.MonkeyPatch.context() as patch:
+
+        def step(self: Learner, lr_scale: float, *, measured: bool = True) -> object:
+            result = stop(self, lr_scale, measured=measured)
+            if not (tmp_path / "told").exists() and self.examples.state()["batch"] == 17:
+                (tmp_path / "told").touch()
+                os.kill(os.getpid(), signal.SIGINT)
+            return result
+
+        patch.setattr(Learner, "step", step)
+        assert lstlm(tmp_path / "parts", **settings, train__checkpoint_every=7).code == 130
+    assert status(tmp_path / "parts")["state"] == "interrupted" and status(tmp_path / "parts")["step"] == 17
+    resumed = lstlm.ok(tmp_path / "parts", "--resume", "auto", **settings, train__checkpoint_every=7)
+    assert "continuing from" in resumed.err and "step-00000017" in resumed.err
+    for at in (28, 35, 40):
+        assert fingerprint(tmp_path / "parts", at) == fingerprint(tmp_path / "whole", at)
+    for tag in ("loss/train", "eval/loss"):
+        assert figures(tmp_path / "parts", tag) == figures(tmp_path / "whole", tag)
+
+
+def test_a_signal_during_an_evaluation_leaves_it_due(lstlm: Cli, tmp_path: Path) -> None:
+    from lstlm.training import validate
+
+    lstlm.ok(tmp_path / "whole")
+    batches = validate.evaluation_batches
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupting(*args: object, **kwargs: object) -> object:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return batches(*args, **kwargs)  # type: ignore[arg-type]
+
+        patch.setattr(validate, "evaluation_batches", interrupting)
+        assert lstlm(tmp_path / "parts").code == 143
+    assert figures(tmp_path / "parts", "eval/loss") == {}
+    lstlm.ok(tmp_path / "parts", "--resume", "auto")
+    assert figures(tmp_path / "parts", "eval/loss") == figures(tmp_path / "whole", "eval/loss")
+    assert fingerprint(tmp_path / "parts", 40) == fingerprint(tmp_path / "whole", 40)
+
+
+def test_auto_skips_damaged_checkpoints_and_says_which(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run)
+    whole = fingerprint(run, 40)
+    damaged = run / "checkpoints" / "step-00000040" / "network.pt"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    os.truncate(run / "checkpoints" / "step-00000030" / "training.pt", 100)
+    resumed = lstlm.ok(run, "--resume", "auto")
+    assert "skipped" in resumed.err and "step-00000040/network.pt: SHA-256 differs" in resumed.err
+    assert "step-00000030/training.pt: 100 bytes" in resumed.err
+    assert fingerprint(run, 40) == whole
+
+
+def test_an_explicit_path_is_an_error_when_damaged(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run)
+    (run / "checkpoints" / "step-00000040" / "network.pt").unlink()
+    for path in (run / "checkpoints" / "step-00000040", run / "checkpoints" / "last", run):
+        outcome = lstlm(run, "--resume", str(path))
+        assert outcome.code == 3 and "network.pt: missing" in outcome.err.strip().splitlines()[-1]
+    assert lstlm(run, "--resume", str(tmp_path / "absent")).code == 3
+
+
+def test_all_damaged_is_an_error_not_a_fresh_start(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run)
+    for folder in step_folders(run / "checkpoints"):
+        (folder / "manifest.json").unlink()
+    outcome = lstlm(run, "--resume", "auto")
+    assert outcome.code == 3 and "none of 3 checkpoints verifies" in outcome.err
+
+
+def test_auto_without_a_checkpoint_begins(lstlm: Cli, tmp_path: Path) -> None:
+    outcome = lstlm.ok(tmp_path / "new", "--resume", "auto")
+    assert "no checkpoint yet; starting at step 0" in outcome.err
+
+
+def test_more_steps_continue_and_other_models_are_refused(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(tmp_path / "whole", train__max_steps=60)
+    lstlm.ok(run, train__max_steps=40)
+    longer = lstlm.ok(run, "--resume", "auto", train__max_steps=60)
+    assert "changed: train.max_steps 40 → 60" in longer.err
+    assert fingerprint(run, 60) == fingerprint(tmp_path / "whole", 60)
+    other = lstlm(run, "--resume", "auto", model__hidden="[13]", train__batch_size=17)
+    assert other.code == 2
+    assert "model.hidden [12] → [13]; train.batch_size 16 → 17" in other.err
+
+
+def test_an_older_checkpoint_needs_a_new_folder_or_force(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run)
+    whole = fingerprint(run, 40)
+    older = str(run / "checkpoints" / "step-00000020")
+    refused = lstlm(run, "--resume", older)
+    assert refused.code == 2 and "newer checkpoints (step-00000040, step-00000030)" in refused.err
+    lstlm.ok(tmp_path / "branch", "--resume", older)
+    assert fingerprint(tmp_path / "branch", 40) == whole
+    lstlm.ok(run, "--resume", older, "--force")
+    assert fingerprint(run, 40) == whole
+
+
+def test_a_folder_is_refused_without_leave(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run)
+    (run / "notes.txt").write_text("mine")
+    refused = lstlm(run)
+    assert (
+        refused.code == 2 and "not empty; continue it with --resume auto, or start it anew with --force" in refused.err
+    )
+    lstlm.ok(run, "--force", train__max_steps=10)
+    assert (run / "notes.txt").read_text() == "mine"
+    assert [p.name for p in step_folders(run / "checkpoints")] == ["step-00000010", "step-00000000"]
+    assert len(list(run.glob("events.out.tfevents.*"))) == 1
+
+
+ZYGOTE = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch, lstlm.training.session, lstlm.cli.train
+from lstlm.cli import cli
+from lstlm.cli.outcome import run_and_report
+run, kills, arguments = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+chance, deaths = random.Random(5), []
+
+def running(pid):
+    try:
+        return json.loads((run / "status.json").read_text())["pid"] == pid
+    except FileNotFoundError:
+        return False
+
+for attempt in range(200):
+    pid = os.fork()
+    if pid == 0:
+        sys.stderr = open(run.with_suffix(".log"), "a", buffering=1)
+        os._exit(run_and_report(cli, arguments))
+    done, end = 0, None
+    while not done and (len(deaths) >= kills or end is None or time.monotonic() < end):
+        if end is None and running(pid):
+            end = time.monotonic() + chance.uniform(0.0, 0.15)
+        done, code = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
+    if done:
+        print(len(deaths), os.waitstatus_to_exitcode(code))
+        break
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    deaths.append(attempt)
+"""
+
+
+def test_kill_9_at_random_moments(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
+    """Six processes of one run are killed, in steps, evaluations or checkpoints; the seventh finishes it."""
+    settings = {"train__max_steps": 200, "train__checkpoint_every": 5, "train__eval_every": 20}
+    lstlm.ok(tmp_path / "whole", **settings)
+    command = arguments(corpus, tmp_path / "killed", "--resume", "auto", **settings)
+    zygote = [sys.executable, "-c", ZYGOTE, str(tmp_path / "killed"), "6", *command]
+    result = subprocess.run(zygote, capture_output=True, text=True, timeout=120, check=True)
+    assert result.stdout.split()[-2:] == ["6", "0"], result.stdout + result.stderr
+    assert fingerprint(tmp_path / "killed", 200) == fingerprint(tmp_path / "whole", 200)
+    assert figures(tmp_path / "killed", "eval/loss") == figures(tmp_path / "whole", "eval/loss")
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
+    started = {line for line in (tmp_path / "killed.log").read_text().splitlines() if "continuing from" in line}
+    assert len(started) >= 3  # the kills did fall at different places of the run
+
+
+def test_sigterm_under_load(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
+    settings = {"train__max_steps": 100_000, "train__checkpoint_every": 100_000}
+    command = arguments(corpus, tmp_path / "run", **settings)
+    load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    process = subprocess.Popen([sys.executable, "-m", "lstlm", *command], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "status.json").exists() or status(tmp_path / "run")["step"] < 50:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    finally:
+        load.kill()
+        process.kill()
+    assert process.returncode == 143, err
+    assert "SIGTERM: finishing the step and saving" in err
+    step = status(tmp_path / "run")["step"]
+    assert status(tmp_path / "run")["state"] == "interrupted"
+    assert os.readlink(tmp_path / "run" / "checkpoints" / "last") == f"step-{step:08d}"
+    lstlm.ok(tmp_path / "run", "--resume", "auto", **{**settings, "train__max_steps": step + 30})
+    lstlm.ok(tmp_path / "whole", **{**settings, "train__max_steps": step + 30})
+    ours, theirs = (fingerprint(tmp_path / name, step + 30) for name in ("run", "whole"))
+    assert (ours["network"], ours["training"]) == (theirs["network"], theirs["training"])
+
+
+def test_a_second_signal_exits_at_once() -> None:
+    code = "import os, signal, time\nfrom lstlm.training.signals import Interrupts\nwith Interrupts() as stop:\n"
+    code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print(stop.received, flush=True)\n"
+    code += "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (result.returncode, result.stdout) == (130, "15\n")
+
+
+def test_a_full_disk_ends_the_run_with_one_line(lstlm: Cli, tmp_path: Path) -> None:
+    """metrics.jsonl on a device that is always full."""
+    run = tmp_path / "run"
+    run.mkdir()
+    os.symlink("/dev/full", run / "metrics.jsonl")
+    outcome = lstlm(run, "--resume", "auto")
+    assert outcome.code == 1
+    assert "No space left on device" in outcome.err.strip().splitlines()[-1] and "Traceback" not in outcome.err
+
+
+def test_a_run_in_use_is_refused(lstlm: Cli, tmp_path: Path) -> None:
+    from lstlm.training.folders import claim
+
+    lock = claim(tmp_path / "run", resuming=False, force=False)
+    try:
+        outcome = lstlm(tmp_path / "run", "--resume", "auto")
+    finally:
+        lock.close()
+    assert outcome.code == 2 and "in use by another process" in outcome.err
+
+
+def test_status_is_always_whole_json(lstlm: Cli, tmp_path: Path) -> None:
+    lstlm.ok(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 40
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == 1
