@@ -1,4 +1,4 @@
-"""A small prepared corpus for tests: about 200 words, a few thousand tokens, always the same, in well under a second."""
+"""A small prepared corpus for tests: about 200 words, a few thousand tokens, always the same, made at once."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from lstlm.data.prepare import PrepareOptions, prepare
 
 
 def tiny_text(sentences: int = 400, words: int = 200, seed: int = 0) -> str:
-    """Return sentences from a noisy bigram chain over Zipfian words, so that a context tells something about its target."""
+    """Return sentences from a noisy bigram chain over Zipfian words, so that contexts tell something about targets."""
     rng = np.random.default_rng(seed)
     names = [f"w{number}" for number in range(words)]
     zipf = 1.0 / np.arange(1, words + 1)

@@ -53,8 +53,8 @@ class BlockReport:
 class BlockEncoder:
     """Encodes blocks with a type table of its own; ids go to a file a part in `folder`.
 
-    The ids are provisional: only when all text has been read are counts known, and a vectorised pass renames them. So text
-    is read, hashed and looked up once, which halves the time of count-then-encode and lets a pipe be a source.
+    The ids are provisional: only when all text has been read are counts known, and a vectorised pass renames them. So
+    text is read, hashed and looked up once, which halves the time of count-then-encode and lets a pipe be a source.
     """
 
     def __init__(self, folder: Path, worker: int, options: TextOptions) -> None:

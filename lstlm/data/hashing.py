@@ -1,8 +1,8 @@
 """Words of a byte block as 64-bit keys, and a table from key to type id: all of it vectorised.
 
-A Python dictionary costs about 300 ns a token, twice (count, then encode). Here a block of text becomes, with some thirty
-numpy operations, one key a word, and a table turns keys into type ids. Nothing in the loop is a Python object, except the
-first sight of a new type.
+A Python dictionary costs about 300 ns a token, twice (count, then encode). Here a block of text becomes, with some
+thirty numpy operations, one key a word, and a table turns keys into type ids. Nothing in the loop is a Python object,
+except the first sight of a new type.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import IO, Any, Protocol
 from lstlm.data.blocks import Reader
 from lstlm.errors import DataError
 
-MAX_BYTES = 1 << 40
-"""Text that one source may unpack to (1 TiB), unless the caller says otherwise."""
+MAX_BYTES = 1 << 36
+"""What the packed files of one source may unpack to (64 GiB), unless the caller says otherwise."""
 
 OnBytes = Callable[[int], None]
 
@@ -36,10 +36,16 @@ class TextSource(Protocol):
     """Where text comes from. After `inputs` has been walked through, `records` says what was read."""
 
     name: str
-    total_bytes: int | None
-    has_validation: bool
     records: list[dict[str, Any]]
     notes: list[str]
+
+    @property
+    def total_bytes(self) -> int | None:
+        """What `on_bytes` will add up to, None if unknown."""
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether some of the text is for validation; if not, sentences are set aside."""
 
     def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]: ...
 
@@ -75,6 +81,7 @@ class CappedReader:
 
     def __init__(self, stream: Reader, name: str, cap: int) -> None:
         self._stream, self._name, self._cap = stream, name, cap
+        self.capped = cap < sys.maxsize
         self.size = 0
 
     def read(self, size: int, /) -> bytes:
@@ -96,17 +103,18 @@ class CappedReader:
         return data
 
 
-def unpack(file: HashingReader, name: str, cap: int) -> CappedReader:
-    """Return the text of a file, unpacked by the ending of its name."""
+def unpack(file: HashingReader, name: str, cap: int, kind: str | None = None) -> CappedReader:
+    """Return the text of a file, unpacked by the ending of its name (or of `kind`)."""
     raw: Any = file
     stream: Reader
-    if name.endswith(".gz"):
+    ending = Path(kind or name).suffix
+    if ending == ".gz":
         stream = gzip.GzipFile(fileobj=raw)
-    elif name.endswith(".bz2"):
+    elif ending == ".bz2":
         stream = bz2.BZ2File(raw)
-    elif name.endswith((".xz", ".lzma")):
-        stream = lzma.LZMAFile(raw)
-    elif name.endswith(".zst"):
+    elif ending in (".xz", ".lzma"):
+        stream = lzma.LZMAFile(raw)  # noqa: SIM115 (closed with the file below it)
+    elif ending == ".zst":
         try:
             from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # Python 3.14 and later
         except ImportError:
@@ -116,7 +124,7 @@ def unpack(file: HashingReader, name: str, cap: int) -> CappedReader:
             ) from None
         stream = zstd.ZstdFile(raw)
     else:
-        stream = file
+        stream, cap = file, sys.maxsize  # a plain file is as large as it is
     return CappedReader(stream, name, cap)
 
 
@@ -146,14 +154,14 @@ class FileSource:
         left = self.max_bytes
         for path, part in self.files:
             try:
-                file = sys.stdin.buffer if path == "-" else Path(path).open("rb")
+                file = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 (closed below)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             try:
                 raw = HashingReader(file, on_bytes)
                 text = unpack(raw, str(path), left)
                 yield TextInput(str(path), part, text)
-                left -= text.size
+                left -= text.size if text.capped else 0
                 self.records.append({"name": str(path), "part": part, "bytes": raw.size, "sha256": raw.sha256})
             finally:
                 if path != "-":

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lstlm.data.corpus import ID_DTYPE
 from lstlm.data.encoder import EOS_TYPE, FIRST_TYPE, PARTS, TOO_LONG_TYPE, BlockReport, part_file, type_file
-from lstlm.data.vocabulary import EOS_ID, SPECIALS, UNK_ID, Vocabulary, is_printable, is_reserved
+from lstlm.data.vocabulary import EOS_ID, SPECIALS, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError, LstlmError
 
 U32 = NDArray[np.uint32]
@@ -27,7 +27,6 @@ class Merged:
     maps: list[U32]
     types: int
     reserved: int
-    unprintable: int
 
 
 class _Types:
@@ -58,14 +57,11 @@ def merge_types(folder: Path, workers: int, min_count: int, max_vocab: int | Non
     number_of = np.split(inverse, np.cumsum(sizes)[:-1])  # for each worker: provisional id − 2 → number in keys
     kept = totals >= min_count
     spelled = _spell(tables, number_of, kept)
-    reserved = unprintable = 0
+    reserved = 0
     ranked: list[tuple[int, bytes, int]] = []
     for number, word in spelled.items():
-        text = word.decode()
-        if is_reserved(text):
+        if is_reserved(word.decode()):
             reserved += int(totals[number])
-        elif not text.isprintable() and not is_printable(text):
-            unprintable += int(totals[number])
         else:
             ranked.append((-int(totals[number]), word, number))
     if not ranked:
@@ -81,7 +77,7 @@ def merge_types(folder: Path, workers: int, min_count: int, max_vocab: int | Non
     unknown = int(totals.sum()) + too_long + sum(count for count, _, _ in ranked)  # ranked counts are negative
     words = [*SPECIALS, *(word.decode() for _, word, _ in ranked)]
     vocabulary = Vocabulary(words, [unknown, 0, sentences, *(-count for count, _, _ in ranked)])
-    return Merged(vocabulary, maps, int(np.count_nonzero(totals)), reserved, unprintable)
+    return Merged(vocabulary, maps, int(np.count_nonzero(totals)), reserved)
 
 
 def _spell(

@@ -2,8 +2,8 @@
 
 The order of an epoch is a function of (seed, epoch): the positions are cut into blocks, the blocks are permuted, and
 the positions of some consecutive permuted blocks (a *buffer*) are permuted among themselves. Nothing of the size of the
-epoch is kept but one number a block. Every rank walks the same order and takes its own rows of each global minibatch, so
-that the union of the ranks is the epoch, once each, and all ranks make equally many steps without talking.
+epoch is kept but one number a block. Every rank walks the same order and takes its own rows of each global minibatch,
+so that the union of the ranks is the epoch, once each, and all ranks make equally many steps without talking.
 """
 
 from __future__ import annotations

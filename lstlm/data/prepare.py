@@ -191,7 +191,6 @@ def _manifest(
         "nul_bytes": sum(report.nul_bytes for _, report in order),
         "too_long_words": sum(report.too_long for _, report in order),
         "reserved_words": merged.reserved,
-        "unprintable_words": merged.unprintable,
     }
     return {
         "format": FORMAT,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +20,6 @@ UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 def is_reserved(word: str) -> bool:
     """Say whether a word of the text would be taken for a special: `<unk>`, `<s>`, `</s>` in either case."""
     return word.lower() in SPECIALS
-
-
-def is_printable(word: str) -> bool:
-    """Say whether a word can stand on a line of a text file: no control characters, no line or paragraph separators."""
-    return not any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in word)
 
 
 class Vocabulary:
@@ -77,7 +71,9 @@ class Vocabulary:
         return [self.words[number] for number in ids]
 
     def write(self, path: Path | str) -> None:
-        """Write `word<TAB>count` lines in id order."""
+        """Write `word<TAB>count` lines in id order; a word with a tab or a line end cannot be written."""
+        if any(not word or "\t" in word or "\n" in word for word in self.words):
+            raise DataError(f"{path}: a word is empty or holds a tab or a line end, which the file uses itself")
         Path(path).write_bytes(self._text().encode())
 
     @classmethod

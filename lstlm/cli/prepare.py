@@ -1,0 +1,153 @@
+"""``lstlm prepare``: text to vocabulary, ids and manifest."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lstlm.cli.common import is_quiet, print_json, say
+
+EPILOGUE = """\b
+Example:
+  lstlm prepare --source demo --out data/demo
+  lstlm prepare --source 1b --download --out data/1b          # min count 3: the 793,471-word vocabulary
+  lstlm prepare --source news.txt.gz --source 'more/*.txt' --tokenise simple --lowercase --out data/news
+  zcat dump.gz | lstlm prepare --source - --min-count 5 --out data/dump
+"""
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Bars:
+    """A progress bar for each phase, with rate and time left; none with --quiet or without a terminal."""
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._bar: Any = None
+
+    def __call__(self, phase: str, done: int, total: int | None) -> None:
+        from tqdm import tqdm
+
+        if phase != self._phase:
+            self.close()
+            unit, label = ("B", "reading and counting") if phase == "read" else (" ids", "encoding")
+            hidden = True if is_quiet() else None  # None: hidden unless stderr is a terminal
+            self._phase, self._bar = phase, tqdm(total=total, unit=unit, unit_scale=True, desc=label, disable=hidden)
+        self._bar.update(done)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+@click.command("prepare", epilog=EPILOGUE)
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    required=True,
+    metavar="1b|demo|PATH",
+    help="1b, demo, a file, folder, glob or -.",
+)
+@click.argument("more_sources", nargs=-1, metavar="[PATH]...")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must be new or empty.")
+@click.option("--min-count", type=click.IntRange(1), help="Leave out rarer words.  [1b: 3, demo: 5, else 1]")
+@click.option("--max-vocab", type=int, help="Keep the commonest; counts the specials <unk> <s> </s> too.")
+@click.option("--lowercase", is_flag=True, help="Lower-case the text (the demo always is).")
+@click.option(
+    "--tokenise", type=click.Choice(["none", "simple"]), default="none", help="none: words stand between spaces."
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes that encode.  [all cores]")
+@click.option("--valid", multiple=True, metavar="PATH", help="Validation text: a file, folder or glob.")
+@click.option("--valid-fraction", type=float, help="Share of sentences kept for validation, if no --valid.  [0.01]")
+@click.option(
+    "--archive", type=click.Path(path_type=Path), help="The One Billion Word .tar.gz or its extracted folder."
+)
+@click.option("--download", is_flag=True, help="Fetch the One Billion Word archive into --data-folder if it is absent.")
+@click.option("--data-folder", type=click.Path(path_type=Path), default="data", show_default=True)
+@click.option("--max-bytes", type=click.IntRange(1), help="Refuse what unpacks to more.  [64 GiB]")
+@click.option("--strict", is_flag=True, help="Refuse invalid UTF-8 instead of replacing it.")
+@click.option("--force", is_flag=True, help="Replace --out if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Turn text into training data: a vocabulary, memory-mapped ids and a manifest with hashes.
+
+    Text has one sentence a line. The folder appears under its name only when it is whole.
+    """
+    from lstlm.data.prepare import prepare
+    from lstlm.data.sources import open_source
+    from lstlm.errors import ConfigError
+
+    if given["valid"] and given["valid_fraction"] is not None:
+        raise ConfigError("--valid and --valid-fraction: give one or the other")
+    names = (*sources, *more_sources)
+    options = _options(names, given)
+    cap = {} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}
+    if out.is_dir() and any(out.iterdir()) and not given["force"]:  # before a download of hours
+        raise ConfigError(f"--out {out}: the folder is not empty; choose another or add --force to replace it")
+    source = open_source(
+        names,
+        valid=given["valid"],
+        archive=given["archive"],
+        download=given["download"],
+        data_folder=given["data_folder"],
+        **cap,
+    )
+    bars = _Bars()
+    try:
+        summary = prepare(source, out, options, force=given["force"], progress=bars)
+    finally:
+        bars.close()
+    for note in summary["source"]["notes"]:
+        say(f"note: {note}")
+    if as_json:
+        print_json({"out": str(out), **summary})
+    else:
+        _print_summary(out, summary)
+
+
+def _options(names: tuple[str, ...], given: dict[str, Any]) -> Any:
+    from lstlm.data.encoder import TextOptions
+    from lstlm.data.prepare import PrepareOptions
+
+    min_count = given["min_count"] or {"1b": 3, "demo": 5}.get(names[0], 1)
+    return PrepareOptions(
+        min_count=min_count,
+        max_vocab=given["max_vocab"],
+        workers=given["workers"] or _cores(),
+        valid_fraction=0.01 if given["valid_fraction"] is None else given["valid_fraction"],
+        text=TextOptions(given["lowercase"], given["tokenise"], given["strict"]),
+    )
+
+
+FOUND = {
+    "invalid_utf8": "invalid UTF-8 sequences, replaced by U+FFFD",
+    "nul_bytes": "NUL bytes, taken as spaces",
+    "too_long_words": "words of more than 255 bytes, encoded as <unk>",
+    "reserved_words": "words spelled like <unk>, <s> or </s>, encoded as <unk>",
+}
+
+
+def _print_summary(out: Path, summary: dict[str, Any]) -> None:
+    vocabulary, train = summary["vocabulary"], summary["splits"]["train"]
+    rows = [
+        ("corpus", str(out)),
+        ("vocabulary", f"{vocabulary['size']:,} of {vocabulary['types']:,} types"),
+        ("coverage", f"{100 * (1 - train['oov_rate']):.2f} % of training words"),
+    ]
+    for name, part in summary["splits"].items():
+        counts = f"{part['words']:,} words, {part['sentences']:,} sentences"
+        rows.append((name, f"{counts}, {100 * part['oov_rate']:.2f} % outside the vocabulary"))
+    seconds = summary["seconds"]
+    steps = ", ".join(f"{name} {seconds[name]:.1f}" for name in ("read", "merge", "encode"))
+    rows.append(("time", f"{seconds['all']:.1f} s ({steps}), {summary['words_per_s'] / 1e6:.2f} M words/s"))
+    for key, count in summary["found"].items():
+        if count:
+            rows.append(("note", f"{count:,} {FOUND[key]}"))
+    if not summary["splits"]["valid"]["words"]:
+        rows.append(("note", "no validation text: give --valid or a larger --valid-fraction"))
+    for name, value in rows:
+        click.echo(f"{name:<10}  {value}")

@@ -1,0 +1,71 @@
+"""Which text: the One Billion Word benchmark, the demo, or files and folders of one's own."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from lstlm.data.demo import DemoSource
+from lstlm.data.inputs import MAX_BYTES, FileSource, TextSource
+from lstlm.data.onebillion import open_one_billion
+from lstlm.errors import ConfigError, DataError
+
+
+def open_source(
+    sources: Sequence[str],
+    *,
+    valid: Sequence[str] = (),
+    archive: Path | None = None,
+    download: bool = False,
+    data_folder: Path = Path("data"),
+    max_bytes: int = MAX_BYTES,
+) -> TextSource:
+    """Return the text source that `--source` names: `1b`, `demo`, or paths (files, folders, globs, `-`)."""
+    special = [name for name in sources if name in ("1b", "demo")]
+    if not sources:
+        raise ConfigError("--source: name one of 1b, demo, or a file or folder of text")
+    if special and len(sources) > 1:
+        raise ConfigError(f"--source {special[0]}: cannot be mixed with other sources")
+    if sources[0] != "1b" and (archive is not None or download):
+        raise ConfigError("--archive and --download belong to --source 1b")
+    if special and valid:
+        raise ConfigError(f"--valid: --source {special[0]} has validation text of its own")
+    if sources[0] == "1b":
+        return open_one_billion(archive, download=download, data_folder=data_folder, max_bytes=max_bytes)
+    if sources[0] == "demo":
+        return DemoSource()
+    train = expand_paths(sources, "--source")
+    held_out = expand_paths(valid, "--valid")
+    if train.count("-") + held_out.count("-") > 1:
+        raise ConfigError("--source -: the standard input can be read once only")
+    both = {Path(path).resolve() for path in train} & {Path(path).resolve() for path in held_out}
+    if both:
+        raise ConfigError(f"--valid {min(both)}: is training text too; name other files, or use --valid-fraction")
+    files = [(path, "train") for path in train] + [(path, "valid") for path in held_out]
+    return FileSource(name=" ".join(sources), files=files, max_bytes=max_bytes)
+
+
+def expand_paths(names: Sequence[str], option: str) -> list[str]:
+    """Return the files that paths, folders (all below, but hidden ones) and globs stand for, each sorted."""
+    files: list[str] = []
+    for name in names:
+        path = Path(name)
+        if name == "-" or path.is_file() or path.is_fifo():
+            found = [name]
+        elif path.is_dir():
+            found = [str(file) for file in sorted(path.rglob("*")) if file.is_file() and not _hidden(file, path)]
+        else:
+            found = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())
+        if not found:
+            what = "the folder holds no files" if path.is_dir() else "no such file, folder or match"
+            raise DataError(f"{option} {name}: {what}; name text files (plain, .gz, .bz2, .xz), a folder or a glob")
+        files += found
+    repeated = {file for file in files if file != "-" and files.count(file) > 1} if len(files) < 1000 else set()
+    if repeated:
+        raise ConfigError(f"{option} {min(repeated)}: named twice")
+    return files
+
+
+def _hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)
