@@ -8,7 +8,7 @@ from typing import Any
 
 from lstlm.config.schema import Config
 
-# Strings that need no quotes: they start with a letter or a slash and are no word that YAML 1.1 takes for something else.
+# Strings that need no quotes: they start with a letter or a slash and are no word that YAML 1.1 guesses at.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _GUESSED = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
