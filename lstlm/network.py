@@ -217,6 +217,7 @@ class Optimisers:
         if self.hidden is not None:
             self.hidden.zero_grad(set_to_none=True)
         self.network.embedding.discard()
+        self.network.head.discard()
 
     def step(self, lr_scale: float = 1.0) -> None:
         """Update everything, each rate times lr_scale. The output layer first: if it refuses, nothing moved."""

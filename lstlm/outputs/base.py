@@ -1,4 +1,4 @@
-"""What every output layer of this package shares: checked input, one forward, one backward, one update."""
+"""What every output layer of this package shares: checked input, forward, backward, update."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Step:
 class RecordedOutput(nn.Module):
     """A layer that owns its weights and applies its own exact SGD.
 
-    In training mode with gradients enabled, `forward` records one step; `backward` delivers the upstream gradients
-    to it; `update` applies it. A new forward forgets a step that was not applied, as `zero_grad` would. In
-    evaluation mode or under `torch.no_grad` nothing is recorded and the losses carry no graph.
+    In training mode with gradients enabled, `backward` leaves a step with the layer and `update` applies it; several
+    backward passes before one update count as one larger minibatch; `discard` forgets them. In evaluation mode
+    or under `torch.no_grad` nothing is recorded and the losses carry no graph.
     """
 
     normalised = True
@@ -40,8 +40,8 @@ class RecordedOutput(nn.Module):
         if hidden < 1 or vocab < 2:
             raise ConfigError(f"output layer: hidden {hidden} and vocabulary {vocab} must be at least 1 and 2")
         self.hidden, self.vocab = hidden, vocab
-        self._latest: Step | None = None
-        self._ready = False
+        self._pending: list[Step] = []
+        self._updates = 0
 
     @abstractmethod
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
@@ -105,19 +105,23 @@ class RecordedOutput(nn.Module):
     @abstractmethod
     def _dtype(self) -> torch.dtype: ...
 
-    def _record(self, step: Step, upstream: Tensor) -> Tensor:
-        if step is not self._latest:
-            raise ConfigError("output layer: backward through an old forward; run forward, backward, update in turn")
-        if self._ready:
-            raise ConfigError("output layer: backward twice through one forward; call update before the next backward")
+    def _record(self, step: Step, updates: int, upstream: Tensor) -> Tensor:
+        if updates != self._updates:
+            raise ConfigError("output layer: the weights have changed since this forward; run forward again")
+        if any(step is other for other in self._pending):
+            raise ConfigError("output layer: backward twice through one forward; run forward again")
         grad_h = step.backward(upstream)
-        self._ready = True
+        self._pending.append(step)
         return grad_h
+
+    def discard(self) -> None:
+        """Forget the backward passes since the last update."""
+        self._pending = []
 
     @torch.no_grad()
     def update(self, lr: float, weight_decay: float = 0.0) -> None:
         """W ← (1 − lr·weight_decay)·W − lr·∇W for the gradient that the last backward delivered; bias alike."""
-        if self._latest is None or not self._ready:
+        if not self._pending:
             raise ConfigError(
                 "output layer: update without a backward before it; run forward, backward, update in turn"
             )
@@ -126,8 +130,11 @@ class RecordedOutput(nn.Module):
             raise ConfigError(
                 f"output.weight_decay {weight_decay} at learning rate {lr}: their product must stay below 1"
             )
-        step, self._latest, self._ready = self._latest, None, False
-        step.apply(lr, keep)
+        steps, self._pending = self._pending, []
+        self._updates += 1
+        for step in steps:
+            step.apply(lr, keep)
+            keep = 1.0  # every step saw the same weights, so the gradients add up; the decay comes once
 
 
 class _Record(torch.autograd.Function):
@@ -135,15 +142,14 @@ class _Record(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, layer: RecordedOutput, ids: Tensor, t: Tensor) -> Tensor:
-        layer._latest, layer._ready = None, False  # free the old step's memory before the new one takes its own
         losses, ctx.step = layer._losses(h.detach(), ids, t)
-        ctx.layer, layer._latest = layer, ctx.step
+        ctx.layer, ctx.updates = layer, layer._updates
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.layer._record(ctx.step, upstream), None, None, None
+        return ctx.layer._record(ctx.step, ctx.updates, upstream), None, None, None
 
 
 def check_ids(ids: Tensor, examples: int, vocab: int) -> None:

@@ -13,6 +13,7 @@ from lstlm.outputs.adaptive import AdaptiveSoftmax
 from lstlm.outputs.hierarchical import HierarchicalSoftmax, assign_classes
 from lstlm.outputs.sampled import SampledSoftmax
 from lstlm.outputs.softmax import FullSoftmax
+from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -24,7 +25,7 @@ class OutputLayer(Protocol):
 
         losses = layer(h, target_ids)       # (m,), differentiable to h
         losses.mean().backward()            # the gradient reaches h; the layer keeps what its step needs
-        layer.update(lr)                    # exactly once after each backward
+        layer.update(lr)                    # once, for the backward passes since the last update
 
     Layers satisfy it by shape; they need not inherit from it.
     """
@@ -43,6 +44,9 @@ class OutputLayer(Protocol):
 
     def update(self, lr: float, weight_decay: float = 0.0) -> None:
         """Apply W ← (1 − lr·weight_decay)·W − lr·∇W for the last backward."""
+
+    def discard(self) -> None:
+        """Forget the backward passes since the last update."""
 
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) (m,), normalised layers only."""
@@ -98,9 +102,15 @@ def make_output(
 
 
 def _spherical(config: OutputConfig, hidden: int, vocab: int, common: dict[str, Any]) -> nn.Module:
-    from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
-
     loss = make_loss(config.loss, a=config.a, b=config.b, epsilon=config.epsilon)
     if config.kind == "naive":
         return DenseSphericalOutput(hidden, vocab, loss, **common)
-    return SphericalOutput(hidden, vocab, loss, stabilise=config.stabilise, **common)
+    return SphericalOutput(
+        hidden,
+        vocab,
+        loss,
+        stabilise=config.stabilise,
+        stabilise_range=config.stabilise_range,
+        stabilise_every=config.stabilise_every,
+        **common,
+    )

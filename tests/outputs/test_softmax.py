@@ -67,13 +67,22 @@ def test_large_scores_do_not_overflow() -> None:
     assert bool(torch.isfinite(h.grad).all())
 
 
-def test_a_new_forward_forgets_a_step_that_was_not_applied() -> None:
+def test_backward_through_weights_that_have_changed_is_refused() -> None:
     layer = FullSoftmax(4, 50)
     h, ids = torch.randn(3, 4), torch.tensor([0, 1, 2])
     old = layer(h, ids)
     layer(h, ids).sum().backward()
-    with pytest.raises(ConfigError, match="old forward"):
+    layer.update(0.1)
+    with pytest.raises(ConfigError, match="weights have changed"):
         old.sum().backward()
+
+
+def test_plain_data_as_h_still_trains_the_layer() -> None:
+    layer = FullSoftmax(4, 50)
+    before = layer.weight()
+    layer(torch.randn(3, 4), torch.tensor([0, 1, 2])).sum().backward()
+    layer.update(0.1)
+    assert not torch.equal(before, layer.weight())
 
 
 def test_backward_twice_through_one_forward_is_refused() -> None:
