@@ -23,7 +23,7 @@ def _cut(data: bytes) -> int:
     if at:
         return at
     gap = max(data.rfind(b" "), data.rfind(b"\t"))
-    if gap > 0:
+    if gap >= 0:
         return gap + 1
     at = len(data)
     while at > len(data) - 4 and data[at - 1] & 0xC0 == 0x80:  # back over the continuation bytes of a character

@@ -47,7 +47,8 @@ def _neighbours(ids: NDArray[np.uint32], positions: I64, offsets: range, padding
         at = positions + offset
         found = ids.take(at, mode="clip")
         inside &= (found != EOS_ID) & (at >= 0) & (at < len(ids))
-        out[:, column] = np.where(inside, found, padding)
+        out[:, column] = found
+        out[~inside, column] = padding  # not np.where: of uint32 and −1 it would make 4294967295
     return out
 
 
