@@ -12,12 +12,13 @@ def random_matrix(rows: int, dim: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
 
 
-@pytest.mark.parametrize("block_rows", [1, 7, 100, 5000])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_nearest_equals_the_plain_product(monkeypatch: pytest.MonkeyPatch, block_rows: int, threads: int) -> None:
-    matrix, queries = random_matrix(1000, 12), random_matrix(5, 12, seed=1)
-    monkeypatch.setattr("lstlm.vectors.table._BLOCK_BYTES", block_rows * 48)
-    scores, ids = nearest(matrix, queries, 10, threads)
+@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize(("cached", "held"), [(1, 1), (48 * 7, 300), (1 << 20, 1 << 20)])
+def test_nearest_equals_the_plain_product(monkeypatch: pytest.MonkeyPatch, count: int, cached: int, held: int) -> None:
+    matrix, queries = random_matrix(1000, 12), random_matrix(count, 12, seed=1)
+    monkeypatch.setattr("lstlm.vectors.table._CACHED_BYTES", cached)
+    monkeypatch.setattr("lstlm.vectors.table._SCORES", held)
+    scores, ids = nearest(matrix, queries, 10)
     exact = queries.astype(np.float64) @ matrix.T.astype(np.float64)
     exact /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(matrix, axis=1)
     order = np.argsort(-exact, axis=1)[:, :10]

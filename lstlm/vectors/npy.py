@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from lstlm.errors import DataError
-from lstlm.vectors.readers import MAX_WORD_BYTES, Keep, Matrix, bytes_at_most, is_gzip, open_bytes
+from lstlm.vectors.readers import MAX_WORD_BYTES, Keep, Matrix, bytes_at_most, decode_word, is_gzip, open_bytes
 
 MAGIC = b"\x93NUMPY"
 
@@ -27,26 +27,40 @@ def vocabulary_beside(path: Path) -> Path:
     raise DataError(f"{path}: no words found beside it; looked for {', '.join(names)}; name the file with --vocab")
 
 
-def read_vocabulary(path: Path) -> list[str]:
-    """Read one word a line; what follows a tab (a count) is ignored."""
-    words: list[str] = []
+def read_vocabulary(path: Path, rows: int) -> dict[str, int]:
+    """Read one word a line, `rows` of them; what follows a tab (a count) is ignored. Returns word → row, in order."""
     with open_bytes(path) as stream:
-        while line := stream.readline(MAX_WORD_BYTES + 64):
-            raw = line.rstrip(b"\r\n").partition(b"\t")[0]
-            if not raw or len(raw) > MAX_WORD_BYTES:
-                where = f"{path}: line {len(words) + 1}"
-                raise DataError(f"{where} has a word of {len(raw)} bytes; a word has 1 to {MAX_WORD_BYTES} bytes")
-            try:
-                words.append(raw.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: line {len(words) + 1} is not UTF-8 ({raw[:40]!r})") from error
-    _refuse_repeats(words, path)
-    return words
+        data = stream.read(rows * (MAX_WORD_BYTES + 64))
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if lines != rows:
+        raise DataError(f"{path}: {lines} lines, but the matrix has {rows} rows; they must be equal")
+    return _quick_index(data, rows) or _careful_index(data, path)
 
 
-def read_npy(path: Path, vocabulary: Path | None, keep: Keep | None) -> tuple[list[str], Matrix]:
-    """Return words and the (n,d) matrix: memory-mapped whole, or a copy of the rows that `keep` accepts."""
-    words = read_vocabulary(vocabulary or vocabulary_beside(path))
+def _quick_index(data: bytes, rows: int) -> dict[str, int] | None:
+    """The index of a file with nothing odd in it, four times as fast as line by line; None if anything is odd."""
+    try:
+        lines = data.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        return None
+    index = {line.partition("\t")[0]: row for row, line in enumerate(lines)}
+    odd = len(index) != rows or "" in index or b"\r" in data or max(map(len, index)) > MAX_WORD_BYTES // 4
+    return None if odd else index
+
+
+def _careful_index(data: bytes, path: Path) -> dict[str, int]:
+    index: dict[str, int] = {}
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
+        word = decode_word(line.partition(b"\t")[0].removesuffix(b"\r"), path, f"line {number}")
+        # one look-up does for both: a word that was there keeps its old number
+        first = index.setdefault(word, number - 1) + 1
+        if first != number:
+            raise DataError(f"{path}: line {number} repeats the word {word!r} of line {first}; remove one of them")
+    return index
+
+
+def read_npy(path: Path, vocabulary: Path | None, keep: Keep | None) -> tuple[list[str], Matrix, dict[str, int] | None]:
+    """Words, the (n,d) matrix and word → row: memory-mapped whole, or a copy of the rows that `keep` accepts."""
     try:
         matrix = _load_packed(path) if is_gzip(path) else np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, SyntaxError, OverflowError, MemoryError) as error:
@@ -54,17 +68,16 @@ def read_npy(path: Path, vocabulary: Path | None, keep: Keep | None) -> tuple[li
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind != "f" or 0 in matrix.shape:
         shape, dtype = getattr(matrix, "shape", "?"), getattr(matrix, "dtype", "?")
         raise DataError(f"{path}: holds {dtype} of shape {shape}; needed: a non-empty float matrix (words, length)")
-    if len(words) != len(matrix):
-        beside = vocabulary or vocabulary_beside(path)
-        raise DataError(f"{path}: {len(matrix)} rows, but {beside} has {len(words)} words")
+    index = read_vocabulary(vocabulary or vocabulary_beside(path), len(matrix))
     if keep is None:
-        return words, matrix
-    rows = [row for row, word in enumerate(words) if keep(word)]
+        return list(index), matrix, index
+    rows = [row for word, row in index.items() if keep(word)]
     chosen = np.asarray(matrix[rows])
     finite = np.isfinite(chosen).all(axis=1)
     if not finite.all():
         raise DataError(f"{path}: row {rows[int(np.argmin(finite))] + 1} holds a value that is not finite")
-    return [words[row] for row in rows], chosen
+    words = list(index)
+    return [words[row] for row in rows], chosen, None
 
 
 def _load_packed(path: Path) -> Matrix:
@@ -77,13 +90,3 @@ def _load_packed(path: Path) -> Matrix:
             raise DataError(f"{path}: the header promises shape {shape}, more than the file can hold")
     with gzip.open(path, "rb") as packed:
         return cast(Matrix, np.lib.format.read_array(packed, allow_pickle=False))
-
-
-def _refuse_repeats(words: list[str], path: Path) -> None:
-    if len(set(words)) == len(words):
-        return
-    seen: dict[str, int] = {}
-    for number, word in enumerate(words, 1):
-        if word in seen:
-            raise DataError(f"{path}: line {number} repeats the word {word!r} of line {seen[word]}; remove one of them")
-        seen[word] = number

@@ -89,7 +89,7 @@ def read_rows(path: Path, keep: Keep | None = None) -> tuple[list[str], Matrix]:
     unit = "row" if layout.kind == "binary" else "line"
     with open_bytes(path) as stream:
         for number, (raw, payload) in enumerate(pairs(stream, path, layout), layout.first_row_line):
-            word = _decode(raw, path, f"{unit} {number}")
+            word = decode_word(raw, path, f"{unit} {number}")
             hashes.append(hash(raw))
             if keep is None or keep(word):
                 words.append(word)
@@ -211,7 +211,8 @@ def _binary_rows(stream: BinaryIO, path: Path, layout: Layout) -> Iterator[tuple
         raise DataError(f"{path}: bytes follow after the {count} vectors that the header promises")
 
 
-def _decode(raw: bytes, path: Path, where: str) -> str:
+def decode_word(raw: bytes, path: Path, where: str) -> str:
+    """The word of some bytes; empty, over-long and non-UTF-8 ones are refused with their place."""
     if not raw or len(raw) > MAX_WORD_BYTES:
         limits = f"a word has 1 to {MAX_WORD_BYTES} bytes"
         raise DataError(f"{path}: {where} has a word of {len(raw)} bytes; {limits}")

@@ -1,8 +1,6 @@
 """Word vectors: one class for a trained run's table and for any vector file; look-up, cosine, nearest neighbours."""
 
-import os
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -14,18 +12,28 @@ from lstlm.vectors.readers import Keep, Matrix, read_rows
 from lstlm.vectors.spelling import near_spellings
 
 CASE_RULES = ("fold", "prefer", "exact")
-_BLOCK_BYTES = 2 << 20  # a block of rows that stays in a core's cache between the product and the norms
+_CACHED_BYTES = 1 << 20  # rows that stay in a core's cache between the product and the norms
+_SCORES = 1 << 20  # scores held before the best of them are picked
+_FEW_QUERIES = 4
 
 
 class Vectors:
     """Words and their vectors: words[i] has row matrix[i], (n,d). It may be memory-mapped; it is never changed."""
 
-    def __init__(self, words: Sequence[str], matrix: Matrix, counts: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        matrix: Matrix,
+        counts: Sequence[int] | None = None,
+        index: dict[str, int] | None = None,
+    ) -> None:
         if matrix.ndim != 2 or len(words) != len(matrix):
             raise DataError(f"{len(words)} words do not fit a matrix of shape {matrix.shape}")
         self.words = words
         self.matrix = matrix
         self.counts = counts
+        if index is not None:
+            self.index = index
 
     def __len__(self) -> int:
         return len(self.words)
@@ -77,21 +85,29 @@ class Vectors:
         ]
 
 
-def nearest(matrix: Matrix, queries: Matrix, k: int, threads: int | None = None) -> tuple[Matrix, Matrix]:
+def nearest(matrix: Matrix, queries: Matrix, k: int) -> tuple[Matrix, Matrix]:
     """Cosines and ids, both (q,k), of the k rows of matrix (n,d) nearest to each query (q,d), best first.
 
-    One pass in blocks that fit the cache, products and row norms together: O(ndq) work, O(block·q) memory.
+    One pass over the matrix, products and norms taken while a block of rows is in the cache: O(ndq) work, and little
+    memory beside the block. It runs at the speed of memory, so threads would not pay for themselves.
     """
     units = unit_rows(np.asarray(queries, dtype=np.float32))
+    matrix = np.asarray(matrix)  # a memory map's own slices cost microseconds each
     k = max(1, min(k, len(matrix)))
-    step = max(1, _BLOCK_BYTES // (4 * matrix.shape[1]))
-    starts = range(0, len(matrix), step)
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        parts = list(pool.map(lambda start: _block_best(matrix[start : start + step], units, k, start), starts))
-    scores = np.concatenate([part[0] for part in parts], axis=1)
-    ids = np.concatenate([part[1] for part in parts], axis=1)
-    order = np.lexsort((ids, -scores), axis=1)[:, :k]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1)
+    step = max(k, _SCORES // len(units))
+    scores, ids = np.empty((len(units), 0), dtype=np.float32), np.empty((len(units), 0), dtype=np.int64)
+    for start in range(0, len(matrix), step):
+        found = _cosines(matrix[start : start + step], units, start)
+        places = np.argpartition(found, -k, axis=1)[:, -k:] if found.shape[1] > k else _all_places(found)
+        scores = np.concatenate([scores, np.take_along_axis(found, places, axis=1)], axis=1)
+        ids = np.concatenate([ids, places + start], axis=1)
+        best = np.lexsort((ids, -scores), axis=1)[:, :k]
+        scores, ids = np.take_along_axis(scores, best, axis=1), np.take_along_axis(ids, best, axis=1)
+    return scores, ids
+
+
+def _all_places(found: Matrix) -> Matrix:
+    return np.broadcast_to(np.arange(found.shape[1]), found.shape)
 
 
 def unit_rows(rows: Matrix) -> Matrix:
@@ -101,20 +117,29 @@ def unit_rows(rows: Matrix) -> Matrix:
     return units
 
 
-def _block_best(block: Matrix, units: Matrix, k: int, start: int) -> tuple[Matrix, Matrix]:
-    rows = np.ascontiguousarray(block, dtype=np.float32)
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    if not np.isfinite(lengths).all():
-        bad = start + int(np.argmin(np.isfinite(lengths))) + 1
-        raise DataError(f"row {bad} of the vectors holds a value that is not finite, or too large to square in float32")
-    scores = units @ rows.T
-    np.divide(scores, lengths, out=scores, where=lengths > 0)
-    if scores.shape[1] > k:
-        ids = np.argpartition(scores, -k, axis=1)[:, -k:]
-        scores = np.take_along_axis(scores, ids, axis=1)
-    else:
-        ids = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
-    return scores, ids + start
+def _cosines(part: Matrix, units: Matrix, start: int) -> Matrix:
+    """Cosines (q,rows) of unit queries with rows start … of the matrix."""
+    found = np.empty((len(units), len(part)), dtype=np.float32)
+    step = max(1, _CACHED_BYTES // (4 * part.shape[1]))
+    # BLAS only for many queries, and then at once: waking its threads for every small block costs more than it gives
+    many = len(units) > _FEW_QUERIES
+    if many:
+        np.matmul(units, part.T, out=found, dtype=np.float32, casting="same_kind")
+    for at in range(0, len(part), step):
+        rows = np.ascontiguousarray(part[at : at + step], dtype=np.float32)
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        if not np.isfinite(lengths).all():
+            bad = start + at + int(np.argmin(np.isfinite(lengths))) + 1
+            raise DataError(
+                f"row {bad} of the vectors holds a value that is not finite, or too large to square in float32"
+            )
+        lengths[lengths == 0] = 1.0  # a vector of zeros has cosine 0 with everything
+        block = found[:, at : at + step]
+        if not many:
+            for query, products in zip(units, block, strict=True):
+                np.einsum("ij,j->i", rows, query, out=products)
+        block /= lengths
+    return found
 
 
 def load_vectors(
@@ -129,7 +154,8 @@ def load_vectors(
         raise DataError(f"{path}: a folder without config.yaml is neither a run nor a vector file")
     keep = None if words is None else _keeper(words, case)
     if is_npy(path):
-        return Vectors(*read_npy(path, vocabulary, keep))
+        listed, matrix, index = read_npy(path, vocabulary, keep)
+        return Vectors(listed, matrix, index=index)
     if vocabulary is not None:
         raise ConfigError(f"--vocab {vocabulary}: only a .npy file needs it; {path} holds its own words")
     return Vectors(*read_rows(path, keep))
