@@ -9,9 +9,9 @@ _SHARE = 0.004  # of the training time that the costly figures (singular values,
 
 
 class Diagnostics:
-    """Reads an output layer: norms always, the layer's own diagnostics when their last price has been earned again.
+    """Reads an output layer: its norm always, the layer's own diagnostics when their last price has been earned again.
 
-    The norms cost O(d²). The rest needs a singular value decomposition, O(d³): at d=300 as much as ten steps, so at
+    The norm costs O(d²). The rest needs a singular value decomposition, O(d³): at d=300 as much as ten steps, so at
     every log interval it would be a tenth of the time. Nothing here changes the model or draws its random numbers.
     """
 
@@ -22,11 +22,7 @@ class Diagnostics:
     def __call__(self, output: Any, *, full: bool = False) -> dict[str, float]:
         """Return lst/… figures; with `full`, all of them whatever they cost."""
         now = perf_counter()
-        figures = {
-            f"lst/{name}": float(getattr(output, name)())
-            for name in ("weight_norm", "grad_norm")
-            if hasattr(output, name)
-        }
+        figures = {"lst/weight_norm": float(output.weight_norm())} if hasattr(output, "weight_norm") else {}
         affordable = (now - self._paid_at) * _SHARE >= self._price
         if hasattr(output, "diagnostics") and (full or affordable):
             with torch.random.fork_rng(devices=[]):

@@ -33,8 +33,8 @@ class Learner:
         self.optimisers = Optimisers(self.network, config.optim)
         self.examples = open_examples(config, corpus)
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
+        self.grad_norm: float | None = None  # of the output weights, at the last measured step
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
-        self._stabilise_seconds = 0.0
 
     def step(self, lr_scale: float, *, measured: bool = True) -> Step:
         """Take one step on the next batch.
@@ -57,19 +57,17 @@ class Learner:
         loss.backward()
         value = self._finite(loss, hidden.grad)
         self.clock.lap("backward")
+        if measured:
+            read = getattr(self.network.output, "grad_norm", None)
+            self.grad_norm = None if read is None else float(read())
         self.optimisers.step(lr_scale)
-        self.clock.lap("update", of_which={"stabilise": self._stabilised()})
+        # The layer times its own repairs, which happen inside its update.
+        self.clock.lap("update", of_which={"stabilise": 1e-3 * getattr(self.network.output, "last_stabilise_ms", 0.0)})
         self._batch = None
         return Step(value, len(context))
 
     def _place(self, array: Any) -> Tensor:
         return torch.as_tensor(array).to(self.device, non_blocking=True)
-
-    def _stabilised(self) -> float:
-        """Return the seconds that the output layer, by its own count, spent on stability since the last call."""
-        before = self._stabilise_seconds
-        self._stabilise_seconds = float(getattr(self.network.output, "stabilise_seconds", 0.0))
-        return self._stabilise_seconds - before
 
     def _finite(self, loss: Tensor, gradient: Tensor | None) -> float:
         value = float(loss.detach())

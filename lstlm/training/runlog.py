@@ -25,10 +25,9 @@ class RunLog:
 
     def _open(self, step: int) -> tuple[MetricsFile, Board]:
         path = self._folder / "metrics.jsonl"
-        fresh = not path.exists()
         cut_after(path, step)
-        # Nothing to purge in a new folder, and a purge at step 0 would only hide the settings.
-        return MetricsFile(path), Board(self._folder, purge_step=None if fresh else step + 1)
+        # A new run purges nothing, but says so: TensorBoard takes only the second mark of a run for a restart.
+        return MetricsFile(path), Board(self._folder, purge_step=step + 1 if step else 0)
 
     def train(self, step: int, values: Mapping[str, Any], elapsed: float) -> None:
         """Log an interval of training."""

@@ -47,7 +47,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class Board:
     """One event file. On resume `purge_step` hides what an earlier process logged beyond the step resumed from."""
 
-    def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=15)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:

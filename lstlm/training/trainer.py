@@ -172,9 +172,8 @@ class Trainer:
         best = self.progress.note_evaluation(figures["eval/loss"])
         self._unsaved = True
         self.figures = figures
-        diagnosis = self._diagnose(self.learner.network.output, full=True)
         seconds = perf_counter() - began
-        self.log.evaluation(self.progress.step, {**figures, **diagnosis, "time/eval_s": seconds}, best=best)
+        self.log.evaluation(self.progress.step, {**figures, "time/eval_s": seconds}, best=best)
         self.progress.aside += seconds
         return best
 
@@ -184,6 +183,7 @@ class Trainer:
 
     def _log(self) -> None:
         """Log the interval: mean loss, rates, milliseconds a phase, and the state of the output layer."""
+        thorough = self.progress.step % self.config.train.eval_every == 0 or self.finished()
         began, aside, words, first = self._interval
         seconds = perf_counter() - began - (self.progress.aside - aside)
         steps = max(self.progress.step - first, 1)
@@ -199,8 +199,10 @@ class Trainer:
             "throughput/words_per_s": self.words_per_second,
             **{f"time/{phase}": mean for phase, mean in phases.items()},
             "time/trainer": max(1e3 * seconds / steps - sum(phases.values()), 0.0),
-            **self._diagnose(self.learner.network.output),
+            **self._diagnose(self.learner.network.output, full=thorough),
         }
+        if self.learner.grad_norm is not None:
+            values["lst/grad_norm"] = self.learner.grad_norm
         self.log.train(self.progress.step, values, elapsed)
         self._report_status()
         self._begin_interval()

@@ -63,14 +63,26 @@ class Cli:
         self.corpus, self._capsys = corpus, capsys
 
     def __call__(self, run: Path | str, *extra: str, **settings: Any) -> Outcome:
+        return self.run(*arguments(self.corpus, run, *extra, **settings))
+
+    def run(self, *words: str) -> Outcome:
+        """Run a command line as it stands."""
         self._capsys.readouterr()
         previous = signal.getsignal(signal.SIGTERM)
         try:
-            code = run_and_report(cli, arguments(self.corpus, run, *extra, **settings))
+            code = run_and_report(cli, list(words))
         finally:
             signal.signal(signal.SIGTERM, previous)
         captured = self._capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
+
+    def without_run(self, *extra: str, **settings: Any) -> Outcome:
+        """Run without --run, and insist on success."""
+        words = arguments(self.corpus, "?", *extra, **settings)
+        at = words.index("--run")
+        outcome = self.run(*words[:at], *words[at + 2 :])
+        assert outcome.code == 0, outcome.err
+        return outcome
 
     def ok(self, run: Path | str, *extra: str, **settings: Any) -> Outcome:
         """Run and insist on success."""

@@ -171,7 +171,7 @@ def test_tidy_after_a_kill(tmp_path: Path) -> None:
     assert open_checkpoint(folder).step == 4
 
 
-def test_tensors_are_written_without_a_copy(tmp_path: Path) -> None:
+def test_tensors_are_written_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is made from slices of the tensor's own memory: the writer sees its address range."""
     tensor = torch.zeros(1 << 20)
     seen: list[int] = []
@@ -183,7 +183,7 @@ def test_tensors_are_written_without_a_copy(tmp_path: Path) -> None:
                 seen.append(view.data_ptr())
             return super().write(data)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="not writable|non-writable"):
-        patch.setattr(module, "HashingWriter", Watching)
+    monkeypatch.setattr(module, "HashingWriter", Watching)
+    with pytest.warns(UserWarning, match="not writable|non-writable"):
         save_checkpoint(tmp_path, 1, {"network.pt": {"V": tensor}}, FACTS)
     assert seen == [tensor.data_ptr()]

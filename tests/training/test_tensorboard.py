@@ -1,0 +1,82 @@
+"""A real TensorBoard server on a run folder that was interrupted and resumed."""
+
+import json
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard import program
+
+from tests.training.harness import Cli, figures
+
+Get = Callable[..., Any]
+
+
+def serve(logdir: Path) -> Get:
+    """Start TensorBoard on 127.0.0.1 and return a function that asks it; waits until the run has been read."""
+    server = program.TensorBoard()
+    options = ["--logdir", str(logdir), "--port", "0", "--host", "127.0.0.1", "--load_fast=false"]
+    server.configure(argv=[None, *options, "--reload_interval", "1"])
+    base = server.launch().rstrip("/")
+
+    def get(path: str, body: dict[str, Any] | None = None, **query: str) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{base}/data/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return bytes(answer.read())
+
+    deadline = time.monotonic() + 60
+    while "loss/train" not in json.loads(get("plugin/scalars/tags")).get(".", {}):
+        assert time.monotonic() < deadline, "TensorBoard read nothing"
+        time.sleep(0.1)
+    return get
+
+
+def test_a_real_server_serves_the_run(lstlm: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run, output__kind="factored", train__max_steps=40)
+    checkpoint = run / "checkpoints" / "step-00000020"
+    lstlm.ok(run, "--resume", str(checkpoint), "--force", output__kind="factored", train__max_steps=60)
+    get = serve(run)
+    assert json.loads(get("runs")) == ["."]  # hparams made no second run
+    tags = set(json.loads(get("plugin/scalars/tags"))["."])
+    for prefix in ("loss/", "eval/", "time/", "throughput/words_per_s", "lst/", "optim/"):
+        assert any(tag.startswith(prefix) for tag in tags), prefix
+    for tag in ("loss/train", "eval/loss", "lst/weight_norm"):
+        served = json.loads(get("plugin/scalars/scalars", run=".", tag=tag))
+        steps = [step for _, step, _ in served]
+        assert steps == sorted(set(steps)), f"{tag}: what came after step 20 must be hidden, then written once"
+        assert {step: value for _, step, value in served} == pytest.approx(figures(run, tag), rel=1e-6)
+    check_settings(get)
+    check_projector(get, run)
+
+
+def check_settings(get: Get) -> None:
+    layout = json.loads(get("plugin/custom_scalars/layout"))
+    assert [category["title"] for category in layout["category"]] == ["Learning", "Time", "Output layer"]
+    text = json.loads(get("plugin/text/text", run=".", tag="config/text_summary"))
+    assert "batch_size" in text[-1]["text"]
+    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+    body = {"startIndex": 0, "sliceSize": 10, "allowedStatuses": statuses, "colParams": []}
+    groups = json.loads(get("plugin/hparams/session_groups", body))["sessionGroups"]
+    assert len(groups) == 1
+    assert groups[0]["hparams"]["train.batch_size"] == 16 and groups[0]["hparams"]["model.hidden"] == "[12]"
+    assert groups[0]["sessions"][0]["status"] == "STATUS_SUCCESS"
+
+
+def check_projector(get: Get, run: Path) -> None:
+    info = json.loads(get("plugin/projector/info", run="."))["embeddings"]
+    assert len(info) == 1
+    rows, width = info[0]["tensorShape"]
+    name = info[0]["tensorName"]
+    vectors = np.frombuffer(get("plugin/projector/tensor", run=".", name=name), dtype=np.float32)
+    assert vectors.shape == (rows * width,) and width == 8
+    words = get("plugin/projector/metadata", run=".", name=name).decode().splitlines()
+    vocabulary = (run / "vocab.tsv").read_text().splitlines()
+    assert len(words) == rows + 1 and rows == min(len(vocabulary), 10_000)
