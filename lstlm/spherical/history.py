@@ -10,8 +10,8 @@ The repairs x_1 … x_r of the open segment act on a row v that has seen τ of t
     v ← v + ((v Xᵀ) ∘ [j > τ]) M X,     M upper triangular:  M_jj = α_j,  M_ij = α_j Σ_{i≤l<j} M_il (x_l·x_j)
 
 and since a trailing block of M is the M of the trailing repairs alone, rows of every age go through one product.
-After REPAIRS repairs the segment closes and U itself is absorbed (U becomes I). A row of a closed segment k goes through
-the rest of the repairs of k, then through the product `after[k]` (d,d) of all segments since, then the open segment.
+After REPAIRS repairs the segment closes and U itself is absorbed (U becomes I). A row of a closed segment k goes
+through the rest of the repairs of k, then the product `after[k]` (d,d) of all segments since, then the open segment.
 
 The cost of keeping this bounded is paid a little with every repair: one n-th of the rows is brought forward, in id
 order, so that the oldest segment is empty when its place is needed; and one n-th of the products is extended.
@@ -47,12 +47,11 @@ class History(nn.Module):
             segments = min(MOST_SEGMENTS, max(2, math.isqrt(D // d)))
         self.segments, self.D = segments, D
         slots, repairs = (segments + 1, REPAIRS) if segments else (0, 0)
-        new = {"dtype": like.dtype, "device": like.device}
         self.register_buffer("stamp", torch.zeros(D if segments else 0, dtype=torch.int32, device=like.device))
-        self.register_buffer("X", torch.zeros(slots, repairs, d, **new))
-        self.register_buffer("M", torch.zeros(slots, repairs, repairs, **new))
-        self.register_buffer("U", torch.zeros(slots, d, d, **new))  # what the segment itself multiplies by, closed
-        self.register_buffer("after", torch.zeros(slots, d, d, **new))
+        self.register_buffer("X", like.new_zeros(slots, repairs, d))
+        self.register_buffer("M", like.new_zeros(slots, repairs, repairs))
+        self.register_buffer("U", like.new_zeros(slots, d, d))  # what the segment itself multiplies by, closed
+        self.register_buffer("after", like.new_zeros(slots, d, d))
         self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `after` covers segments below this
         self.register_buffer("swept_at", torch.zeros(slots, dtype=torch.int64))  # rows swept before it closed
         self.register_buffer("clock", torch.zeros(3, dtype=torch.int64))
@@ -60,7 +59,8 @@ class History(nn.Module):
 
     def _sync(self) -> None:
         """Copy the three counters into Python, where reading them is free: open segment, its repairs, rows swept."""
-        self.open, self.count, self.swept = self.clock.tolist()
+        counters: list[int] = self.clock.tolist()
+        self.open, self.count, self.swept = counters
 
     def _tick(self, *, open: int | None = None, count: int | None = None, swept: int | None = None) -> None:
         self.clock[:] = torch.tensor(
@@ -95,7 +95,7 @@ class History(nn.Module):
         stamp = self.stamp[ids]
         segment, seen = stamp // (REPAIRS + 1), stamp % (REPAIRS + 1)
         if int(segment.min()) < self.open:
-            for old in segment.unique().tolist():
+            for old in torch.unique(segment).tolist():
                 if old < self.open:
                     mine = (segment == old).nonzero().squeeze(1)
                     rows[mine] = self._leave(old, rows[mine], seen[mine])
@@ -174,5 +174,5 @@ class History(nn.Module):
         self._sync()
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._sync()

@@ -31,9 +31,9 @@ class SphericalOutput(SphericalHead):
         loss.mean().backward();  W -= lr * W.grad
 
     W (vocab, hidden + 1) exists only as factors, in buffers. They are not parameters: hand no part of this layer to an
-    optimizer, and do not wrap it in DistributedDataParallel or FSDP, which would overwrite or average the factors. Adam,
-    Adagrad, momentum and per-row rates are not of the form that the factors can follow. The bias is a constant feature.
-    `prior` (vocab,), positive, tilts a softmax: p_c ∝ π_c(1 + o_c + o_c²/2), or π_c(o_c² + ε), so that W = 0 predicts π.
+    optimizer, and do not wrap it in DistributedDataParallel or FSDP, which would overwrite or average the factors.
+    Adam, Adagrad, momentum and per-row rates are not of the form that the factors can follow. The bias is a constant
+    feature. `prior` (vocab,) tilts a softmax: p_c ∝ π_c(1 + o_c + o_c²/2), or π_c(o_c² + ε), so that W = 0 predicts π.
     """
 
     state: FactoredState
@@ -74,11 +74,13 @@ class SphericalOutput(SphericalHead):
 
     @torch.no_grad()
     def resize_vocabulary(self, keep: Tensor | None = None, new_rows: Tensor | None = None) -> None:
-        """Keep the rows `keep` (distinct ids, in this order; all by default), then append `new_rows` (n, hidden [+1])."""
+        """Keep the rows `keep` (distinct ids, in this order; all by default), append `new_rows` (n, hidden [+1])."""
         if self.state.p is not None:
             raise ConfigError("a layer with a prior cannot be resized: make a new one with the new prior")
         d, like = self.state.d, self.state.like
-        if keep is not None and (len(keep.unique()) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any())):
+        if keep is not None and (
+            len(torch.unique(keep)) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any())
+        ):
             raise ConfigError(f"keep: ids must be distinct and within the vocabulary of {self.vocab}")
         if new_rows is not None and (new_rows.dim() != 2 or new_rows.shape[1] not in (self.hidden, d)):
             raise ConfigError(f"new_rows has shape {tuple(new_rows.shape)}; expected (n, {self.hidden}) or (n, {d})")

@@ -120,8 +120,8 @@ class CustomLoss(SphericalLoss):
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         with torch.enable_grad():
-            inputs = [x.detach().requires_grad_() for x in (q, s, o)]
-            value = self.fn(*inputs, t, D)
+            q, s, o = inputs = [x.detach().requires_grad_() for x in (q, s, o)]
+            value = self.fn(q, s, o, t, D)
             if value.shape != q.shape:
                 raise ConfigError(f"CustomLoss: fn returned shape {tuple(value.shape)}, expected {tuple(q.shape)}")
             dq, ds, do = torch.autograd.grad(value.sum(), inputs, allow_unused=True, materialize_grads=True)

@@ -1,7 +1,8 @@
 """T = I − HᵀBHp: how far one update shrinks or stretches W, its inverse, and the learning rate that would break it.
 
-U ← U T keeps U invertible while T has positive eigenvalues only, that is while λmax(HᵀBHp) < 1, b = 2η dq. Beyond that η
-is too large for the minibatch: the step would overshoot the minimum along some direction by more than its distance.
+U ← U T keeps U invertible while T has positive eigenvalues only, that is while λmax(HᵀBHp) < 1, b = 2η dq. Beyond
+that η is too large for the minibatch: the step would overshoot the minimum along some direction by more than its
+distance.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
 
 
 def _geometric_series(A: Tensor, rho: float) -> Tensor:
-    """Return Σ Aⁱ, i < 2^k, where ρ^(2^k) is below the rounding error of the dtype."""
+    """Return Σ Aⁱ, i < n, where ρⁿ is below the rounding error of the dtype; n is 2, 3, 4, 8, 16, …"""
     negligible = torch.finfo(A.dtype).eps / 4
+    if negligible < rho * rho and rho**3 <= negligible:
+        total = torch.addmm(A, A, A)
+        total.diagonal().add_(1)
+        return total
     total, power, reached = A.clone(), A, rho * rho
     total.diagonal().add_(1)
     while reached > negligible:
@@ -64,7 +69,8 @@ def _inverse_of_mixed_signs(G: Tensor, b: Tensor, eta: float) -> Tensor:
     # The positive part alone bounds the shrinking; only if that fails is the exact eigenvalue worth its price.
     if int(torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root)).info) != 0 and _largest(G, b) >= 1:
         raise _too_large(eta, G, b)
-    return torch.linalg.inv(_identity_minus(G * b))
+    inverse: Tensor = torch.linalg.inv(_identity_minus(G * b))
+    return inverse
 
 
 def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callable[[Tensor], Tensor], Shrink]:

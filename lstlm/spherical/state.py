@@ -175,7 +175,7 @@ class FactoredState(nn.Module):
     # ---- rows ----------------------------------------------------------------------------------------------------
     def read(self, ids: Tensor | slice) -> Tensor:
         """Return rows of V (n,d) in the current frame, as if every past repair had swept them; a copy."""
-        rows = self.V[ids].clone() if isinstance(ids, slice) else self.V[ids]
+        rows = self.V[ids].clone() if isinstance(ids, slice) else self.V.index_select(0, ids)
         return self.history.bring_forward(rows, ids)
 
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
@@ -246,7 +246,7 @@ class FactoredState(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FactoredState:
         # `exact` follows the device but never the dtype: module.float() must not round it.
         exact = self.exact
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.exact = exact.to(self.V.device)
         self.folds_due = self.folds_due.cpu()
         self._rebase_keeping_due()
@@ -258,6 +258,6 @@ class FactoredState(nn.Module):
         self.folds_due.fill_(due)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._rebase_keeping_due()
         self.version += 1
