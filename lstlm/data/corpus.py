@@ -132,4 +132,4 @@ def _map_ids(path: Path) -> NDArray[np.uint32]:
     if path.stat().st_size % ID_DTYPE.itemsize:
         raise DataError(f"{path}: not a whole number of {ID_DTYPE.itemsize}-byte ids; prepare the corpus again")
     # a plain array over the map: np.memmap's own subclass costs a microsecond an operation
-    return np.asarray(np.memmap(path, dtype=ID_DTYPE, mode="r")).view(np.ndarray)
+    return np.asarray(np.memmap(path, dtype=ID_DTYPE, mode="r"))

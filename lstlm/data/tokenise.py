@@ -21,18 +21,34 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?P<close> [\"')\]]+)? (?=[\"'(\[]? ?[A-Z0-9\"])")
+_CLOSING = frozenset(("'", ")", "]"))
 
 
-def tokenise_line(line: str) -> str:
-    """Return the line with its words and signs separated by single spaces."""
-    return " ".join(_TOKEN.findall(line.translate(_QUOTES)))
+def tokenise_line(line: str) -> list[str]:
+    """Return the words and signs of a line."""
+    return _TOKEN.findall(line.translate(_QUOTES))
 
 
-def split_sentences(tokenised: str) -> list[str]:
-    """Return the sentences of a tokenised paragraph: cut after . ! ? and closing quotes, before a capital."""
-    marked = _SENTENCE_END.sub(lambda match: (match["close"] or "") + "\n", tokenised)
-    return [sentence.strip() for sentence in marked.split("\n") if sentence.strip()]
+def split_sentences(tokens: list[str]) -> list[str]:
+    """Return the sentences of a tokenised paragraph: cut after . ! ? and what it closes, before a capital or a digit.
+
+    Straight double quotes look alike; of each pair in a paragraph the second one closes.
+    """
+    sentences, start, quoted = [], 0, False
+    ended = False  # whether a . ! or ? came, and since then only closing signs
+    for at, token in enumerate(tokens):
+        closes = token in _CLOSING or (token == '"' and quoted)
+        if ended and not closes:
+            if token[0].isupper() or token[0].isdigit() or token in ('"', "'", "(", "["):
+                sentences.append(" ".join(tokens[start:at]))
+                start = at
+            ended = False
+        if token == '"':
+            quoted = not quoted
+        ended = token in (".", "!", "?") or (ended and closes)
+    if start < len(tokens):
+        sentences.append(" ".join(tokens[start:]))
+    return sentences
 
 
 def tokenise_text(text: str) -> str:

@@ -60,7 +60,7 @@ def clean_wikitext(source: str) -> str:
         heading = _HEADING.match(line)
         if heading and heading[1].lower() in _LAST_SECTIONS:
             break
-        line = _EMPTY_BRACKETS.sub("", line).strip()
+        line = " ".join(_EMPTY_BRACKETS.sub("", line).split())
         if len(line) >= _SHORTEST_PARAGRAPH and not line.startswith(_MARKUP_STARTS):
             paragraphs.append(line)
     return "\n".join(paragraphs)

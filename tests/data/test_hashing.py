@@ -1,6 +1,7 @@
 """The vectorised table must agree with a dictionary on every word."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ lines = st.lists(st.lists(words, max_size=8), max_size=8)
 
 def spell(table: TypeTable) -> list[str]:
     edges = np.concatenate(([0], np.cumsum(table.lengths, dtype=np.int64)))
-    return [bytes(table.spellings[a:b]).decode() for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [bytes(table.spellings[a:b]).decode() for a, b in pairwise(edges)]
 
 
 @given(st.lists(lines, min_size=1, max_size=4), st.sampled_from([" ", "  ", "\t", " \x00", "\r"]))

@@ -28,9 +28,7 @@ def make(words: int, seed: int = 0) -> tuple[Split, Vocabulary]:
 def rows(batch: Batch) -> list[tuple[object, ...]]:
     values = [None] * len(batch) if batch.target_values is None else batch.target_values.tolist()
     ids = batch.target_ids.tolist()
-    return [
-        (tuple(c), str(t), str(v)) for c, t, v in zip(batch.context.tolist(), ids, values, strict=True)
-    ]
+    return [(tuple(c), str(t), str(v)) for c, t, v in zip(batch.context.tolist(), ids, values, strict=True)]
 
 
 def epoch_rows(examples: Examples) -> list[tuple[object, ...]]:
@@ -51,7 +49,9 @@ cases = st.tuples(
 
 @settings(deadline=None, max_examples=60)
 @given(cases, st.integers(0, 3))
-def test_the_union_of_the_ranks_is_the_epoch_once_each(case: tuple[int, int, int, str, tuple[int, int]], seed: int) -> None:
+def test_the_union_of_the_ranks_is_the_epoch_once_each(
+    case: tuple[int, int, int, str, tuple[int, int]], seed: int
+) -> None:
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(words, seed)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,150 @@
+"""``lstlm prepare`` as a person types it: output, exit codes, and what is on disk afterwards."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lstlm.cli import cli
+from lstlm.data import Corpus, prepare
+from tests.helpers import tiny_text
+
+
+def run(*arguments: object, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(cli, ["prepare", *map(str, arguments)], input=stdin)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat sat\nthe dog sat\nthe end\n" * 10)
+    return path
+
+
+def test_a_summary_on_stdout(tmp_path: Path, text: Path) -> None:
+    result = run("--source", text, "--out", tmp_path / "out", "--valid-fraction", "0.1")
+    assert result.exit_code == 0, result.stderr
+    assert "vocabulary  8 of 5 types" in result.stdout
+    assert "train       7" in result.stdout
+    assert "M words/s" in result.stdout
+    assert result.stderr == ""
+    assert Corpus.open(tmp_path / "out").vocabulary.words[3:5] == ["the", "sat"]
+
+
+def test_json_is_one_document_with_counts_rates_and_hashes(tmp_path: Path, text: Path) -> None:
+    result = run("--source", text, "--out", tmp_path / "out", "--min-count", 2, "--max-vocab", 5, "--json")
+    assert result.exit_code == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["vocabulary"]["size"] == 5
+    assert summary["settings"]["min_count"] == 2
+    assert summary["words_per_s"] > 0
+    assert set(summary["seconds"]) == {"read", "merge", "encode", "all"}
+    assert len(summary["source"]["files"][0]["sha256"]) == 64
+    assert 0 < summary["splits"]["train"]["oov_rate"] < 1
+
+
+def test_the_standard_input_and_several_sources(tmp_path: Path, text: Path) -> None:
+    result = run("--source", "-", text, "--out", tmp_path / "out", "--valid-fraction", 0, stdin=b"piped words\n")
+    assert result.exit_code == 0, result.stderr
+    assert "no validation text" in result.stdout
+    assert "piped" in Corpus.open(tmp_path / "out").vocabulary.index
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--source", "{text}", "--max-vocab", "2"], 2, "--max-vocab: 2 leaves no room"),
+        (["--source", "{text}", "--min-count", "0"], 2, "--min-count"),
+        (["--source", "{text}", "--valid-fraction", "1.5"], 2, "--valid-fraction: 1.5 is outside"),
+        (["--source", "{text}", "--valid", "{text}", "--valid-fraction", "0.1"], 2, "one or the other"),
+        (["--source", "{text}", "--tokenise", "bpe"], 2, "bpe"),
+        (["--source", "{text}", "--min-count", "99"], 3, "lower --min-count"),
+        (["--source", "{folder}/none.txt"], 3, "none.txt: no such file"),
+        (["--source", "{folder}/empty.txt"], 3, "no words for training"),
+        (["--source", "{folder}/bad.txt", "--strict"], 3, "invalid UTF-8 at byte 2"),
+        (["--source", "{folder}/cut.gz"], 3, "cut.gz: truncated"),
+        (["--source", "1b", "--data-folder", "{folder}"], 3, "--download"),
+        ([], 2, "--source"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_right_code_and_nothing_is_written(
+    tmp_path: Path, text: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "bad.txt").write_bytes(b"a \xff\n")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(4000))[:2000])
+    before = sorted(tmp_path.iterdir())
+    filled = [argument.format(text=text, folder=tmp_path) for argument in arguments]
+    result = run(*filled, "--out", tmp_path / "out")
+    assert result.exit_code == code, result.output
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_invalid_utf8_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"a \xff b\n" * 3)
+    result = run("--source", tmp_path / "bad.txt", "--out", tmp_path / "out", "--valid-fraction", 0)
+    assert result.exit_code == 0
+    assert "3 invalid UTF-8 sequences, replaced" in result.stdout
+
+
+def test_a_full_folder_is_refused_without_force(tmp_path: Path, text: Path) -> None:
+    assert run("--source", text, "--out", tmp_path / "out").exit_code == 0
+    again = run("--source", text, "--out", tmp_path / "out")
+    assert again.exit_code == 2
+    assert "not empty; choose another or add --force" in again.stderr
+    assert run("--source", text, "--out", tmp_path / "out", "--lowercase", "--force").exit_code == 0
+    assert Corpus.open(tmp_path / "out").manifest["settings"]["lowercase"] is True
+
+
+def test_a_full_disk_is_one_line_and_code_1(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare, "write_part", no_space)
+    result = run("--source", text, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_in_processes_of_their_own_and_an_interrupt(tmp_path: Path) -> None:
+    """One real process tree: SIGTERM in the middle leaves nothing; a second run is whole."""
+    big = tmp_path / "big.txt"
+    big.write_text(tiny_text(sentences=2000) * 100)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "lstlm", "prepare", "--out", str(tmp_path / "out"), "--workers", "2", "--source"]
+    process = subprocess.Popen([*command, str(fifo)], stderr=subprocess.PIPE)
+    with fifo.open("wb") as pipe:  # held open: the run waits for more text
+        pipe.write(big.read_bytes())
+        pipe.flush()
+        while not list(tmp_path.glob(".out.tmp-*/worker-1.*")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "fifo"]
+    done = subprocess.run([*command, str(big), "--json"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["splits"]["train"]["sentences"] > 190_000
+    Corpus.open(tmp_path / "out")
+
+
+@pytest.mark.skipif("LSTLM_TEST_DATA" not in os.environ, reason="LSTLM_TEST_DATA names a folder with real text")
+def test_real_held_out_shards(tmp_path: Path) -> None:
+    files = sorted((Path(os.environ["LSTLM_TEST_DATA"]) / "onebillion-heldout").glob("*.tokens"))
+    result = run("--source", files[0], "--valid", files[1], "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    counts = [len(file.read_bytes().split()) for file in files]
+    splits = json.loads(result.stdout)["splits"]
+    assert [splits["train"]["words"], splits["valid"]["words"]] == counts

@@ -1,0 +1,99 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lstlm.data import Corpus, Split
+from lstlm.errors import DataError
+from tests.helpers import write_tiny_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return write_tiny_corpus(tmp_path / "tiny")
+
+
+def test_the_tiny_corpus_is_always_the_same(tmp_path: Path, corpus: Corpus) -> None:
+    again = write_tiny_corpus(tmp_path / "again")
+    assert again.manifest["files"] == corpus.manifest["files"]
+    assert 150 < len(corpus.vocabulary) < 250
+    assert 2000 < corpus.train.tokens < 10_000
+    assert corpus.test is None
+
+
+def test_ids_are_mapped_read_only_and_counted_right(corpus: Corpus) -> None:
+    ids = corpus.train.ids
+    assert ids.dtype == np.uint32
+    assert not ids.flags.writeable
+    assert isinstance(ids.base, np.memmap)
+    counts = np.bincount(ids, minlength=len(corpus.vocabulary))
+    assert counts.tolist() == corpus.vocabulary.counts.tolist()
+    assert corpus.train.sentences == counts[2]
+    assert corpus.train.words == corpus.train.tokens - counts[2]
+    assert corpus.valid.tokens > 0
+
+
+def test_words_are_in_order_of_count_then_spelling(corpus: Corpus) -> None:
+    pairs = list(zip((-corpus.vocabulary.counts).tolist(), corpus.vocabulary.words, strict=True))[3:]
+    assert pairs == sorted(pairs)
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit_manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("train.ids", flip_a_byte, r"train\.ids: damaged: its SHA-256"),
+        ("vocab.tsv", flip_a_byte, r"vocab\.tsv: damaged: its SHA-256"),
+        ("train.ids", lambda path: path.write_bytes(path.read_bytes()[:-4]), r"bytes where the manifest says"),
+        ("valid.ids", Path.unlink, r"valid\.ids: missing"),
+        ("manifest.json", Path.unlink, r"no manifest\.json, so not a prepared corpus"),
+        ("manifest.json", lambda path: path.write_text("{"), r"manifest\.json: cannot be read"),
+        ("manifest.json", lambda path: path.write_text("[1]"), r"not the manifest of a corpus"),
+        ("manifest.json", edit_manifest(lambda m: m.update(version=99)), r"format version 99, this lstlm reads 1"),
+        (
+            "manifest.json",
+            edit_manifest(lambda m: m.pop("splits")),
+            r"manifest\.json: damaged \(KeyError\('splits'\)\)",
+        ),
+        ("manifest.json", edit_manifest(lambda m: m.update(files=3)), r"manifest\.json: damaged"),
+    ],
+)
+def test_a_damaged_or_foreign_folder_is_refused(
+    corpus: Corpus, file: str, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(corpus.folder / file)
+    with pytest.raises(DataError, match=message):
+        Corpus.open(corpus.folder)
+
+
+def test_without_verify_only_sizes_are_compared(corpus: Corpus) -> None:
+    flip_a_byte(corpus.folder / "train.ids")
+    Corpus.open(corpus.folder, verify=False)
+
+
+def test_a_missing_folder_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such corpus folder; make one with `lstlm prepare"):
+        Corpus.open(tmp_path / "none")
+
+
+def test_a_stream_must_end_with_a_sentence() -> None:
+    with pytest.raises(DataError, match="must end with </s>"):
+        Split.from_ids("x", np.array([3, 4], dtype=np.uint32))
+    split = Split.from_ids("x", np.array([3, 2, 4, 5, 2, 6, 2], dtype=np.uint32))
+    assert (split.sentences, split.single_word_sentences, split.words) == (3, 2, 4)
