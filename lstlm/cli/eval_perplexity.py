@@ -39,7 +39,7 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
 
     Perplexity is exp of the mean negative log-probability, <unk> and </s> counted as words. It exists for losses that
     define probabilities; for squared error and Z-loss it is refused with the reason, and the ranks tell how well the
-    model predicts.
+    model predicts. In the mean reciprocal rank (MRR), a rank beyond 1000 counts as 0.
     """
     from lstlm.data import evaluation_batches
     from lstlm.evaluation.perplexity import evaluate
@@ -51,7 +51,7 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
         run.vocabulary,
         context=run.config.data.context,
         kind=run.config.data.context_kind,
-        batch_size=run.config.train.batch_size,
+        batch_size=max(run.config.train.batch_size, 256),
         limit=options["limit"],
     )
     result = evaluate(run.network, batches, rank_examples=options["rank_examples"], seed=options["seed"])
