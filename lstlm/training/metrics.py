@@ -23,7 +23,7 @@ def finite_or_none(value: Any) -> Any:
 
 def cut_after(path: Path, step: int) -> None:
     """Keep the lines of `path` up to `step`: what a resumed run will write again, and a half-written line, must go."""
-    if not path.exists():
+    if not path.is_file():  # absent, or a device, which may have no end
         return
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
