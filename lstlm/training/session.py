@@ -24,7 +24,7 @@ from lstlm.training.runlog import RunLog
 from lstlm.training.schedule import Budget
 from lstlm.training.signals import Interrupts
 from lstlm.training.trainer import Trainer
-from lstlm.training.validate import Validator
+from lstlm.training.validate import Scorer, Validator
 from lstlm.vectors import Vectors, write_projector
 
 PROJECTOR_WORDS = 10_000
@@ -67,12 +67,16 @@ def train(
     device: torch.device,
     force: bool = False,
     quiet: bool = False,
+    scorer: Scorer | None = None,
 ) -> Summary:
-    """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint."""
+    """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint.
+
+    `scorer` gives further figures of the network, logged with those of every evaluation.
+    """
     corpus = Corpus.open(Path(config.data.dir))
     lock = claim(folder, resuming=resume is not None, force=force)
     try:
-        return _train(config, folder, corpus, _Options(resume, device, force, quiet))
+        return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer))
     except OSError as error:
         raise write_failure(error, Path(error.filename or folder), newest_name(folder / CHECKPOINTS)) from error
     finally:
@@ -85,6 +89,7 @@ class _Options:
     device: torch.device
     force: bool
     quiet: bool
+    scorer: Scorer | None = None
 
 
 def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> Summary:
@@ -107,7 +112,9 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
     log = RunLog(folder, console, step=step)
     try:
         log.board.settings(to_dict(config), dump_config(config))
-        trainer = Trainer(learner, Validator(config, corpus), budget, log, folder, _facts(config, corpus))
+        trainer = Trainer(
+            learner, Validator(config, corpus, options.scorer), budget, log, folder, _facts(config, corpus)
+        )
         if checkpoint is not None:
             trainer.load(checkpoint)
         return _run(trainer, folder, corpus)

@@ -15,6 +15,9 @@ from lstlm.vectors import Vectors
 _RANK_PRODUCTS = 10**10  # multiply-adds an evaluation may spend on ranks: about a second
 _FEWEST_RANKS = 256
 
+Scorer = Callable[[Network], dict[str, float]]
+"""Further figures of a network, by the names they are logged under."""
+
 
 class Interrupted(Exception):
     """The evaluation was given up because a signal asked for the end."""
@@ -52,9 +55,10 @@ def find_simlex(config: Config, vocabulary: Vocabulary) -> SimLex | None:
 class Validator:
     """Scores a network on the validation split, `train.eval_examples` at most, in corpus order."""
 
-    def __init__(self, config: Config, corpus: Corpus) -> None:
+    def __init__(self, config: Config, corpus: Corpus, scorer: Scorer | None = None) -> None:
         self._config = config
         self._corpus = corpus
+        self._scorer = scorer
         self.simlex = find_simlex(config, corpus.vocabulary)
 
     def __call__(self, network: Network, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
@@ -65,6 +69,8 @@ class Validator:
             figures["eval/perplexity"] = result.perplexity
         if self.simlex is not None:
             figures.update(self.simlex.score(network))
+        if self._scorer is not None:
+            figures.update(self._scorer(network))
         return figures
 
     def _rank_examples(self, network: Network) -> int:
