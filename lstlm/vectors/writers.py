@@ -3,13 +3,13 @@
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import ConfigError, DataError, LstlmError
 from lstlm.vectors.readers import MAX_WORD_BYTES
 from lstlm.vectors.table import Vectors
 
@@ -38,9 +38,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
         os.replace(partial, path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise LstlmError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _blocks(vectors: Vectors) -> Iterator[tuple[int, Any]]:

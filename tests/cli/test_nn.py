@@ -1,0 +1,96 @@
+"""`lstlm nn`: neighbours from runs and files, queries from stdin, help with spelling."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lstlm.training.run import load_run
+
+Call = Callable[..., object]
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    path = tmp_path / "v.txt"
+    path.write_text("4 2\nking 1 0\nqueen 0.9 0.1\nwater 0 1\nParis -1 0\n")
+    return path
+
+
+def test_neighbours_of_a_file(lstlm: Call, vectors: Path) -> None:
+    done = lstlm("nn", vectors, "king", "-k", 2)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "queen  0.9939\nwater  0.0000\n"
+
+
+def test_json_of_a_run_agrees_with_its_table(lstlm: Call, run_z: Path) -> None:
+    done = lstlm("nn", run_z, "old", "-k", 3, "--json")
+    (answer,) = done.json()["queries"]
+    run = load_run(run_z)
+    table = run.network.input_vectors().double().numpy()
+    units = table / np.linalg.norm(table, axis=1, keepdims=True)
+    cosines = units @ units[run.vocabulary.index["old"]]
+    order = [at for at in np.argsort(-cosines) if run.vocabulary.words[at] != "old"][:3]
+    assert [entry["word"] for entry in answer["neighbours"]] == [run.vocabulary.words[at] for at in order]
+    assert [entry["cosine"] for entry in answer["neighbours"]] == pytest.approx(cosines[order].tolist(), abs=1e-6)
+
+
+def test_output_and_sum_vectors_differ(lstlm: Call, run_z: Path) -> None:
+    found = [lstlm("nn", run_z, "old", "--which", which, "--json").json() for which in ("input", "output", "sum")]
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+def test_a_checkpoint_folder_is_taken_too(lstlm: Call, run_z: Path) -> None:
+    checkpoint = next(path for path in (run_z / "checkpoints").iterdir() if path.name != "last")
+    assert lstlm("nn", checkpoint, "old", "--json").json() == lstlm("nn", run_z, "old", "--json").json()
+
+
+def test_unknown_words_suggest_near_spellings(lstlm: Call, vectors: Path) -> None:
+    done = lstlm("nn", vectors, "kng")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "lstlm: error: 'kng' has no vector; near spellings: king\n"
+
+
+def test_another_case_is_found_and_said(lstlm: Call, vectors: Path) -> None:
+    done = lstlm("nn", vectors, "PARIS", "-k", 1)
+    assert (done.code, done.out, done.err) == (0, "water  0.0000\n", "'PARIS' has no vector; using 'Paris'\n")
+
+
+@pytest.mark.parametrize("dash", [[], ["-"]])
+def test_queries_from_stdin(lstlm: Call, vectors: Path, dash: list[str]) -> None:
+    done = lstlm("nn", vectors, *dash, "-k", 1, stdin=b"king\n\n  water \nxyzzy\xff\nqueen")
+    assert done.out == "king  queen  0.9939\nwater  queen  0.1104\nqueen  king  0.9939\n"
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    document = lstlm("nn", vectors, *dash, "--json", stdin=b"king\nxyzzy\n").json()
+    assert [("error" in answer, answer["query"]) for answer in document["queries"]] == [
+        (False, "king"),
+        (True, "xyzzy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["absent", "king"], 3, "absent: no such run folder or file"),
+        (["FILE", "king", "-k", "0"], 2, "Invalid value for '-k'"),
+        (["FILE", "king", "--which", "output"], 2, "--which output: .* is a file"),
+        (["FILE", "king", "--vocab", "x"], 2, r"only a \.npy file needs it"),
+        (["FOLDER", "king"], 3, "a folder without config.yaml is no run"),
+    ],
+)
+def test_refusals(lstlm: Call, vectors: Path, arguments: list[str], code: int, message: str) -> None:
+    import re
+
+    named = {"FILE": str(vectors), "FOLDER": str(vectors.parent)}
+    done = lstlm("nn", *[named.get(argument, argument) for argument in arguments])
+    assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
+    assert re.search(message, done.err)
+
+
+def test_damaged_files_leave_with_3_and_one_line(lstlm: Call, tmp_path: Path) -> None:
+    path = tmp_path / "hostile"
+    path.write_bytes(b"999999999 300")
+    done = lstlm("nn", path, "king")
+    assert (done.code, done.out, done.err.count("\n")) == (3, "", 1)
+    assert "Traceback" not in done.err
