@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured goes into records, and tables and pictures are made from records alone."""

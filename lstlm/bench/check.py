@@ -1,0 +1,167 @@
+"""The answer is verified before it is timed: every method against plain autograd over stored weights, at a small size.
+
+The check runs the very class that will be timed, in float64, with m/d as in the timing, so that a layer which chooses
+its formula by (m, d) chooses the same one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from lstlm.bench.methods import SOFTMAX, Method, learning_rate, make_layer, make_runner
+from lstlm.bench.workload import Workload
+from lstlm.errors import NumericsError
+from lstlm.spherical import make_loss
+
+VOCAB, WIDTH, STEPS = 400, 40, 8
+TOLERANCE = 1e-8
+
+
+def verify(method: Method, d: int, m: int) -> float:
+    """Return the largest relative error of a method's losses, ∂/∂h and weights over some steps; raise if too large."""
+    hidden = WIDTH - 1
+    batch_size = max(1, round(m * WIDTH / d))
+    work = Workload(hidden, VOCAB, batch_size, dtype=torch.float64, seed=7)
+    # With all words as candidates the sampled softmax is the full one, so that it has a right answer.
+    # A tight range makes the stabiliser repair within a few steps.
+    tight = {} if method.stabilise == "lazy" else {"stabilise_every": 2}
+    factored = {"stabilise_range": (0.7, 1.5), **tight}
+    layer = make_layer(method, hidden, work.counts, dtype=torch.float64, candidates=VOCAB, factored=factored)
+    oracle = make_oracle(method, layer)
+    batches = [next(work) for _ in range(STEPS)]
+    lr = learning_rate(method, VOCAB, [h for h, _ in batches[:3]]) / 2
+    runner = make_runner(method, layer, lr)
+    error = 0.0
+    for h, ids in batches:
+        expected_loss, expected = oracle.step(h.clone(), ids, lr)
+        found = runner.step(h.clone(), ids)
+        error = max(error, relative(found, expected))
+        error = max(error, abs(runner.last_loss - expected_loss) / max(abs(expected_loss), 1e-12))
+    error = max(error, relative(layer.weight(), oracle.weight()))
+    if not error <= TOLERANCE:
+        raise NumericsError(
+            f"{method}: wrong, hence not timed: error {error:.1e} against plain autograd, limit {TOLERANCE:.0e} "
+            f"(D={VOCAB}, d={WIDTH}, m={batch_size}, {STEPS} steps, float64); run `lstlm verify`"
+        )
+    return error
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Return ‖found − expected‖ / ‖expected‖; inf where a number is not finite."""
+    norm = float(torch.linalg.vector_norm(expected))
+    error = float(torch.linalg.vector_norm(found - expected)) / max(norm, 1e-300)
+    return error if error == error else float("inf")
+
+
+class Oracle:
+    """Weights that autograd sees, a loss of them written out in full, and SGD. `parts` are copies of a layer's."""
+
+    def __init__(self, parts: list[Tensor]) -> None:
+        self.parts = [part.detach().clone().requires_grad_() for part in parts]
+
+    def losses(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return the losses (m,) of h (m,hidden) for ids (m,)."""
+        raise TypeError(f"{type(self).__name__} has no losses")
+
+    def step(self, h: Tensor, ids: Tensor, lr: float) -> tuple[float, Tensor]:
+        """Return the mean loss and ∂(mean loss)/∂h, and update the weights."""
+        h = h.requires_grad_()
+        loss = self.losses(h, ids).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for part in self.parts:
+                if part.grad is not None:
+                    part -= lr * part.grad
+                part.grad = None
+        assert h.grad is not None
+        return float(loss.detach()), h.grad
+
+    def weight(self) -> Tensor:
+        """Return the word vectors (D,hidden)."""
+        return self.parts[0].detach()
+
+
+class SphericalOracle(Oracle):
+    """ℓ(‖o‖², Σo, o_target) with o = W h + b in full; only the value of the loss is taken from the package."""
+
+    def __init__(self, loss: str, layer: Any) -> None:
+        super().__init__([layer.weight(), layer.bias_vector()])
+        self.loss = make_loss(loss)
+
+    def losses(self, h: Tensor, ids: Tensor) -> Tensor:
+        W, b = self.parts
+        o = h @ W.T + b
+        target = o.gather(1, ids[:, None])
+        q, s = o.square().sum(1), o.sum(1)
+        return self.loss.partials(q, s, target, torch.ones_like(target), float(len(W))).value
+
+
+class LogProbOracle(SphericalOracle):
+    """log p(target), and no learning."""
+
+    def step(self, h: Tensor, ids: Tensor, lr: float) -> tuple[float, Tensor]:
+        losses = self.losses(h, ids).detach()
+        return float(losses.mean()), -losses
+
+
+class SoftmaxOracle(Oracle):
+    """Cross-entropy over all words."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__([layer.weight(), layer.bias_vector()])
+
+    def losses(self, h: Tensor, ids: Tensor) -> Tensor:
+        W, b = self.parts
+        return cross_entropy(h @ W.T + b, ids, reduction="none")
+
+
+class TwoLevelOracle(Oracle):
+    """−log p(class) − log p(word | class), each a masked softmax in full."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(
+            [layer.weight(), layer.bias_vector(), layer.classes.weight(), layer.classes.bias_vector()],
+        )
+        self.class_of_word = layer.locate(torch.arange(layer.vocab))[0]
+
+    def losses(self, h: Tensor, ids: Tensor) -> Tensor:
+        W, b, R, r = self.parts
+        own = self.class_of_word[ids]
+        outside = self.class_of_word[None, :] != own[:, None]
+        within = (h @ W.T + b).masked_fill(outside, -torch.inf)
+        return cross_entropy(h @ R.T + r, own, reduction="none") + cross_entropy(within, ids, reduction="none")
+
+
+class AdaptiveOracle(Oracle):
+    """The adaptive softmax written out: a head over short list and clusters, a projected softmax in each cluster."""
+
+    def __init__(self, layer: Any) -> None:
+        module = layer.module
+        super().__init__([module.head.weight, module.head.bias, *(p.weight for tail in module.tail for p in tail)])
+        self.rank, self.cutoffs = layer.rank, [int(c) for c in module.cutoffs]
+
+    def losses(self, h: Tensor, ids: Tensor) -> Tensor:
+        head, bias, *tails = self.parts
+        short = self.cutoffs[0]
+        top = log_softmax(h @ head.T + bias, 1)
+        columns = [top[:, :short]]
+        for number, (down, up) in enumerate(zip(tails[::2], tails[1::2], strict=True)):
+            columns.append(log_softmax(h @ down.T @ up.T, 1) + top[:, short + number, None])
+        return -torch.cat(columns, 1).gather(1, self.rank[ids][:, None])[:, 0]
+
+    def weight(self) -> Tensor:
+        head, _, *tails = (part.detach() for part in self.parts)
+        rows = [up @ down for down, up in zip(tails[::2], tails[1::2], strict=True)]
+        return torch.cat([head[: self.cutoffs[0]], *rows])[self.rank]
+
+
+def make_oracle(method: Method, layer: Any) -> Oracle:
+    """Return the oracle that starts from the layer's weights."""
+    if method.name not in SOFTMAX:
+        return (LogProbOracle if method.name == "log_prob" else SphericalOracle)(method.loss, layer)
+    makers = {"hierarchical": TwoLevelOracle, "adaptive": AdaptiveOracle}
+    return makers.get(method.name, SoftmaxOracle)(layer)

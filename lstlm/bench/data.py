@@ -1,0 +1,152 @@
+"""`lstlm bench data`: how fast text becomes ids and ids become minibatches, with other counters on the same file."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from lstlm.bench.records import Column, Record, table
+from lstlm.data import Corpus, Examples
+from lstlm.data.inputs import FileSource
+from lstlm.data.prepare import PrepareOptions, prepare
+from lstlm.errors import ConfigError
+
+KINDS = ("previous", "window", "bag")
+TYPES = 200_000
+SENTENCE = 25
+_PACKED = (".gz", ".bz2", ".xz", ".lzma", ".zst")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: a text file (None: made up, `words` long), minibatches of m, `seconds` for each rate."""
+
+    source: Path | None = None
+    words: int = 5_000_000
+    m: int = 128
+    context: int = 4
+    seconds: float = 3.0
+    workers: int | None = None
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
+    """Prepare the text, count it in other ways, then draw minibatches."""
+    if plan.source is not None and plan.source.suffix in _PACKED:
+        raise ConfigError(f"--source {plan.source}: packed; unpack it, or the others would be timed for unpacking")
+    with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
+        path = plan.source or _made_up(Path(folder) / "text.txt", plan.words)
+        words = sum(len(line.split()) for line in path.open("rb"))  # also brings the file into the system's cache
+        say(f"{path if plan.source else 'made-up text'}: {words:,} words, {path.stat().st_size / 2**20:.1f} MiB")
+        records = list(_counters(plan, path, words, Path(folder), say))
+        records += _minibatches(plan, Corpus.open(Path(folder) / "corpus"), say)
+    return records
+
+
+def _made_up(path: Path, words: int) -> Path:
+    """Write Zipfian words, the frequent ones short, in sentences of 25."""
+    random = np.random.default_rng(1)
+    cumulative = np.cumsum(1.0 / (np.arange(TYPES) + 2.7))
+    names = [np.base_repr(number + 36, 36).lower() for number in range(TYPES)]
+    with path.open("w", encoding="ascii") as file:
+        for _ in range(0, words, 100 * SENTENCE):
+            ids = np.searchsorted(cumulative, random.random(100 * SENTENCE) * cumulative[-1]).clip(0, TYPES - 1)
+            text = [names[number] for number in ids.tolist()]
+            file.writelines(" ".join(text[i : i + SENTENCE]) + "\n" for i in range(0, len(text), SENTENCE))
+    return path
+
+
+def _counters(plan: Plan, path: Path, words: int, folder: Path, say: Callable[[str], None]) -> Iterator[Record]:
+    """Yield the rates of all that reads the whole file."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    counts = sorted({1, plan.workers or cores})
+    jobs: list[tuple[str, str, int, Callable[[], object]]] = [
+        ("prepare", "lstlm", workers, lambda workers=workers: _prepare(path, folder / "corpus", workers))  # type: ignore[misc]
+        for workers in counts
+    ]
+    jobs.append(("count", "collections.Counter", 1, lambda: _count(path)))
+    if importlib.util.find_spec("gensim") is not None:
+        jobs.append(("count", "gensim", 1, lambda: _scan(path)))
+    else:
+        say("skipped: gensim is not installed")
+    for what, method, workers, job in jobs:
+        began = perf_counter()
+        job()
+        seconds = perf_counter() - began
+        say(f"{method} with {workers} process{'es' if workers > 1 else ''}: {seconds:.1f} s")
+        sizes = {"words": words, "bytes": path.stat().st_size, "seconds": seconds}
+        rates = {"words_per_s": words / seconds, "mib_per_s": path.stat().st_size / 2**20 / seconds}
+        yield {"what": what, "method": method, "workers": workers, **sizes, **rates}
+
+
+def _prepare(path: Path, out: Path, workers: int) -> None:
+    source = FileSource(name=str(path), files=[(str(path), "train")])
+    prepare(source, out, PrepareOptions(workers=workers, valid_fraction=0.0), force=True)
+
+
+def _count(path: Path) -> Counter[str]:
+    counter: Counter[str] = Counter()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            counter.update(line.split())
+    return counter
+
+
+def _scan(path: Path) -> None:
+    from gensim.models import Word2Vec
+    from gensim.models.word2vec import LineSentence
+
+    Word2Vec(vector_size=1, min_count=1).scan_vocab(LineSentence(str(path)))
+
+
+def _minibatches(plan: Plan, corpus: Corpus, say: Callable[[str], None]) -> Iterator[Record]:
+    """Yield the rates of examples for each kind of context."""
+    for kind in KINDS:
+        batches = Examples(corpus.train, corpus.vocabulary, context=plan.context, kind=kind, batch_size=plan.m, seed=1)
+        for _ in range(10):
+            next(batches)
+        began, examples = perf_counter(), 0
+        while perf_counter() - began < plan.seconds:
+            examples += len(next(batches))
+        seconds = perf_counter() - began
+        say(f"minibatches of {plan.m}, {kind}: {examples / seconds:,.0f} examples/s")
+        yield {
+            "what": "minibatches",
+            "method": "lstlm",
+            "workers": 1,
+            "kind": kind,
+            "m": plan.m,
+            "context": plan.context,
+            "seconds": seconds,
+            "examples_per_s": examples / seconds,
+            "batch_us": 1e6 * seconds * plan.m / examples,
+        }
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return two tables: whole files, and minibatches."""
+    whole = [record for record in records if record["what"] != "minibatches"]
+    batches = [record for record in records if record["what"] == "minibatches"]
+    files: list[Column] = [
+        ("what", lambda r: r["what"]),
+        ("by", lambda r: r["method"]),
+        ("processes", lambda r: r["workers"]),
+        ("seconds", lambda r: r["seconds"]),
+        ("words/s", lambda r: r["words_per_s"]),
+        ("MiB/s", lambda r: r["mib_per_s"]),
+    ]
+    draws: list[Column] = [
+        ("minibatches", lambda r: r["kind"]),
+        ("context", lambda r: r["context"]),
+        ("m", lambda r: r["m"]),
+        ("examples/s", lambda r: r["examples_per_s"]),
+        ("µs a minibatch", lambda r: r["batch_us"]),
+    ]
+    return "\n\n".join(table(part, columns) for part, columns in ((whole, files), (batches, draws)) if part)

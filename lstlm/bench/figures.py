@@ -1,0 +1,293 @@
+"""Pictures, drawn from records alone. matplotlib is needed here and nowhere else."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lstlm.bench.labels import place
+from lstlm.bench.records import Document, Record
+from lstlm.errors import ConfigError
+
+ENDINGS = (".png", ".pdf", ".svg")
+# Okabe and Ito's colours, which the colour-blind tell apart, without the yellow that vanishes on paper.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#777777",
+)  # fmt: skip
+COLOURS = {
+    "factored": BLUE,
+    "naive": BLACK,
+    "naive-blocked": GREY,
+    "softmax": VERMILION,
+    "hierarchical": GREEN,
+    "adaptive": PURPLE,
+    "sampled": ORANGE,
+}
+CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+DASHES = ("-", "--", "-.", ":")
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+def check_drawing(path: Path) -> None:
+    """Raise where a picture could not be drawn: another ending, or no matplotlib."""
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"--plot {path}: the ending says the format; use one of {', '.join(ENDINGS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError("--plot: matplotlib is not installed; `pip install 'lstlm[plot]'` brings it") from None
+
+
+def draw(document: Document, path: Path) -> list[Path]:
+    """Draw what the records of a document show; return the files written: `path`, and others beside it."""
+    check_drawing(path)
+    import matplotlib
+
+    makers: dict[str, dict[str, Callable[[Any, list[Record]], None]]] = {
+        "output": {"": _timing, "-speedup": _speedup},
+        "model": {"": _model},
+        "learning": {"": _learning},
+        "data": {"": _data},
+    }
+    kind, records = document["benchmark"], document["records"]
+    if kind not in makers or not records:
+        raise ConfigError(f"--plot {path}: no figure for {len(records)} records of benchmark {kind!r}")
+    written = []
+    with matplotlib.rc_context(STYLE):
+        from matplotlib.figure import Figure
+
+        for suffix, make in makers[kind].items():
+            figure = Figure(figsize=(9.0, 3.9), layout="constrained")
+            make(figure, records)
+            target = path.with_stem(path.stem + suffix)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(target, dpi=200)
+            written.append(target)
+    return written
+
+
+def series(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Group records of `bench output` into the lines of a figure: one a method, the factored one a line a loss.
+
+    Of the naive ones one loss suffices, for they differ little: z, else the first. Of the stabilisers the first that
+    occurs is drawn; the table has them all.
+    """
+    lines: dict[str, list[Record]] = {}
+    losses = list(dict.fromkeys(r["loss"] for r in records if r["method"].startswith("naive")))
+    naive_loss = "z" if "z" in losses else losses[0] if losses else None
+    kept = next((r["stabilise"] for r in records if r["method"] == "factored"), None)
+    for record in records:
+        method = record["method"]
+        if method == "log_prob" or (method.startswith("naive") and record["loss"] != naive_loss):
+            continue
+        if method == "factored":
+            if record["stabilise"] != kept:
+                continue
+            lines.setdefault(f"factored, {record['loss']}", []).append(record)
+        else:
+            lines.setdefault(method, []).append(record)
+    return {name: sorted(found, key=lambda r: r["D"]) for name, found in lines.items()}
+
+
+def _look(name: str, lines: Sequence[str]) -> dict[str, Any]:
+    method = name.partition(",")[0]
+    same = [line for line in lines if line.partition(",")[0] == method]
+    dash = DASHES[same.index(name) % len(DASHES)]
+    return {"color": COLOURS.get(method, GREY), "linestyle": dash, "marker": "o" if dash == "-" else None}
+
+
+def mean_ms(record: Record) -> float:
+    """The amortised step: the mean, stabilisation included."""
+    return float(record["step_ms_mean"] if "step_ms_mean" in record else record["step_ms"])
+
+
+def _timing(figure: Any, records: list[Record]) -> None:
+    """Time of a step against D, linear and log-log."""
+    lines = series(records)
+    left, right = figure.subplots(1, 2)
+    for axes in (left, right):
+        for name, found in lines.items():
+            look = _look(name, list(lines))
+            sizes = [r["D"] for r in found]
+            axes.plot(sizes, [mean_ms(r) for r in found], **look)
+            if axes is right and look["marker"]:
+                low, high = [r["step_ms_p10"] for r in found], [r["step_ms_p90"] for r in found]
+                axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.set_xlabel("vocabulary size D (words)")
+        axes.set_ylabel("time of a step (ms)")
+    floor = statistics.median(r["gemm_floor_ms"] for r in records)
+    right.axhline(floor, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
+    right.set(xscale="log", yscale="log", title="log-log; bands: p10 to p90")
+    _plain_numbers(right)
+    left.set(title="linear", ylim=(0, None), xlim=(0, None))
+    left.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:,.0f}k" if x else "0")
+    ends = {name: (found[-1]["D"], mean_ms(found[-1])) for name, found in lines.items()}
+    colours = {name: _look(name, list(lines))["color"] for name in lines}
+    largest = max(y for _, y in ends.values())
+    dear = {name: end for name, end in ends.items() if end[1] > 0.05 * largest}
+    cheap = [name for name in ends if name not in dear]
+    place(left, dear, colours)
+    if cheap:
+        y = max(ends[name][1] for name in cheap)
+        text = "the others, near 0" if len(cheap) > 2 else ", ".join(cheap)
+        left.annotate(text, (0.5, y), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
+                      ha="center", fontsize=8, color=colours[cheap[0]])  # fmt: skip
+    biggest = max(x for x, _ in ends.values())
+    place(right, ends | {"GEMM floor": (biggest, floor)}, colours | {"GEMM floor": GREY})
+    figure.suptitle(_setting(records), x=0.01, ha="left", fontsize=9, color="#444444")
+
+
+def _speedup(figure: Any, records: list[Record]) -> None:
+    """Speed-up of the factored layer over both naive ones against D, with the theoretical curve 3D/(5d)."""
+    axes = figure.subplots(1, 1)
+    figure.set_size_inches(6.2, 4.2)
+    lines = series(records)
+    ends: dict[str, tuple[float, float]] = {}
+    colours: dict[str, str] = {}
+    factored = {name: found for name, found in lines.items() if name.startswith("factored")}
+    for base, colour in (("naive", BLUE), ("naive-blocked", ORANGE)):
+        slow = {(r["D"], r["loss"]): r["step_ms"] for r in records if r["method"] == base}
+        for number, (name, found) in enumerate(factored.items()):
+            loss = name.partition(", ")[2]
+            points = [(r["D"], slow[r["D"], loss] / mean_ms(r)) for r in found if (r["D"], loss) in slow]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=colour, linestyle=DASHES[number % 4], marker="o")
+                label = f"over {base}, {loss}"
+                ends[label], colours[label] = points[-1], colour
+    d = records[0]["d"]
+    sizes = sorted({r["D"] for r in records})
+    axes.plot(sizes, [3 * D / (5 * d) for D in sizes], color=BLACK, linewidth=1.0, linestyle=(0, (4, 2)))
+    ends["theory, 3D/(5d)"], colours["theory, 3D/(5d)"] = (sizes[-1], 3 * sizes[-1] / (5 * d)), BLACK
+    axes.set(
+        xscale="log", yscale="log", xlabel="vocabulary size D (words)", ylabel="speed-up of the factored layer (×)"
+    )
+    _plain_numbers(axes)
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    place(axes, ends, colours)
+    figure.suptitle(_setting(records), x=0.01, ha="left", fontsize=9, color="#444444")
+
+
+def _plain_numbers(axes: Any) -> None:
+    """Write 10,000 rather than 10⁴ at the decades."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+
+
+def _setting(records: Sequence[Record]) -> str:
+    first = records[0]
+    threads = f"{first['threads']} thread{'s' if first['threads'] != 1 else ''}"
+    return f"d = {first['d']}, m = {first['m']}, {first['dtype']}, {threads}; mean step, stabilisation included"
+
+
+def _model(figure: Any, records: list[Record]) -> None:
+    """Phases of a whole step as bars, logarithmic, one row a method."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    rows = list(range(len(records)))
+    names = [r["method"] if r["loss"] in ("softmax", "z") else f"{r['method']}, {r['loss']}" for r in records]
+    for axes, key, title in ((left, "speedup_output", "output layer only"), (right, "speedup_model", "whole model")):
+        values = [r.get(key) or 0.0 for r in records]
+        bars = axes.barh(rows, values, color=[COLOURS.get(r["method"], GREY) for r in records], height=0.6)
+        axes.bar_label(bars, [f"{v:,.0f}×" if v >= 10 else f"{v:.1f}×" for v in values], padding=3, fontsize=8)
+        part = key.removeprefix("speedup_")
+        paper = [
+            (row, r[f"paper_cpu_{part}"]) for row, r in zip(rows, records, strict=True) if f"paper_cpu_{part}" in r
+        ]
+        for row, value in paper:
+            axes.plot([value], [row], marker="D", markersize=6, color="white", markeredgecolor=BLACK, linestyle="")
+        axes.set(xscale="log", title=title, xlabel="speed-up over the naive step (×)")
+        axes.set_xlim(0.5, 4 * max([*values, *(v for _, v in paper)]))
+        axes.grid(visible=False, axis="y")
+    left.set_yticks(rows, names)
+    left.invert_yaxis()
+    first = records[0]
+    layers = f"{first['hidden_layers']} hidden layers of {first['d'] - 1}"
+    text = f"D = {first['D']:,}, m = {first['m']}, {layers}; ◇ is the paper's CPU"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
+
+
+PANELS = (
+    ("simlex", "SimLex-999, Spearman's ρ"),
+    ("wordsim", "WordSim-353, Spearman's ρ"),
+    ("top10", "validation top-10 (share)"),
+    ("perplexity", "validation perplexity"),
+)
+
+
+def _learning(figure: Any, records: list[Record]) -> None:
+    """Scores against training time: a line a model, the mean over seeds, and every seed as a thin line."""
+    panels = [panel for panel in PANELS if any(r.get(panel[0]) is not None for r in records)]
+    if not panels:
+        raise ConfigError("--plot: the records hold no score")
+    figure.set_size_inches(4.6 * min(2, len(panels)), 3.4 * -(-len(panels) // 2))
+    grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
+    labels = list(dict.fromkeys(r["label"] for r in records))
+    colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
+    for axes, (key, title) in zip(grid.flat, panels, strict=False):
+        ends = {}
+        for label in labels:
+            runs = _runs(records, label, key)
+            for xs, ys in runs:
+                axes.plot(xs, ys, color=colours[label], linewidth=0.7, alpha=0.45)
+            if runs:
+                shortest = min(len(xs) for xs, _ in runs)
+                xs = [statistics.fmean(run[0][i] for run in runs) for i in range(shortest)]
+                ys = [statistics.fmean(run[1][i] for run in runs) for i in range(shortest)]
+                axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
+                ends[label] = (xs[-1], ys[-1])
+        axes.set(xlabel="training time (s)", title=title)
+        if key == "perplexity":
+            axes.set_yscale("log")
+        place(axes, ends, colours)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+
+
+def _runs(records: Sequence[Record], label: str, key: str) -> list[tuple[list[float], list[float]]]:
+    """Return (times, scores) of each seed's run."""
+    found = [r for r in records if r["label"] == label and r.get(key) is not None]
+    runs = []
+    for seed in dict.fromkeys(r["seed"] for r in found):
+        run = sorted((r["train_s"], r[key]) for r in found if r["seed"] == seed)
+        runs.append(([x for x, _ in run], [y for _, y in run]))
+    return runs
+
+
+def _data(figure: Any, records: list[Record]) -> None:
+    """Rates as bars: words of text, and examples of minibatches."""
+    left, right = figure.subplots(1, 2)
+    files = [r for r in records if r["what"] != "minibatches"]
+    draws = [r for r in records if r["what"] == "minibatches"]
+    names = [f"{r['what']}, {r['method']}" + (f" × {r['workers']}" if r["workers"] > 1 else "") for r in files]
+    for axes, texts, values, title in (
+        (left, names, [r["words_per_s"] / 1e6 for r in files], "text (million words/s)"),
+        (
+            right,
+            [r["kind"] for r in draws],
+            [r["examples_per_s"] / 1e6 for r in draws],
+            "minibatches (million examples/s)",
+        ),
+    ):
+        bars = axes.barh(
+            texts, values, color=[BLUE if "lstlm" in t or axes is right else GREY for t in texts], height=0.6
+        )
+        axes.bar_label(bars, [f"{v:.2f}" for v in values], padding=3, fontsize=8)
+        axes.set(title=title)
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.grid(visible=False, axis="y")

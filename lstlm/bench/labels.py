@@ -1,0 +1,67 @@
+"""Names at the ends of lines instead of a legend, moved apart where they would overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GAP = 10.5  # points from one name to the next
+
+
+def spread(heights: list[float], gap: float) -> list[float]:
+    """Return heights at least `gap` apart, in the same order, moved as little as a simple rule can.
+
+    Heights that are too close form a block with even gaps around its mean; blocks that then touch are merged.
+    """
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    blocks: list[tuple[float, list[int]]] = []  # (centre, members from below)
+    for i in order:
+        blocks.append((heights[i], [i]))
+        while len(blocks) > 1 and _top(blocks[-2], gap) + gap > _bottom(blocks[-1], gap):
+            (_, lower), (_, upper) = blocks[-2], blocks[-1]
+            members = lower + upper
+            blocks[-2:] = [(sum(heights[j] for j in members) / len(members), members)]
+    placed = list(heights)
+    for block in blocks:
+        for position, i in enumerate(block[1]):
+            placed[i] = _bottom(block, gap) + position * gap
+    return placed
+
+
+def _bottom(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] - gap * (len(block[1]) - 1) / 2
+
+
+def _top(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] + gap * (len(block[1]) - 1) / 2
+
+
+def place(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
+    """Write each name to the right of the end of its line; thin lines lead there where it had to move."""
+    if not ends:
+        return
+    points = 72.0 / axes.figure.dpi
+    names = list(ends)
+    axes.figure.draw_without_rendering()  # the scales are final only now
+    pixels = [axes.transData.transform(ends[name]) for name in names]
+    heights = [float(y) * points for _, y in pixels]
+    edge = float(axes.transAxes.transform((1.0, 0.0))[0])
+    for name, (x, _), height, placed in zip(names, pixels, heights, spread(heights, GAP), strict=True):
+        axes.annotate(
+            name,
+            ends[name],
+            xytext=((edge - float(x)) * points + 12, placed - height),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=colours[name],
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colours[name],
+                "linewidth": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 2,
+                "relpos": (0, 0.5),
+            },
+            annotation_clip=False,
+        )

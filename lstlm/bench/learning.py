@@ -1,0 +1,209 @@
+"""`lstlm bench learning`: scores against training time, for configurations and for gensim, on one prepared corpus."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lstlm.bench.records import Column, Record, table
+from lstlm.config import Config, load_config
+from lstlm.data import Corpus, Vocabulary
+from lstlm.errors import ConfigError, DataError
+from lstlm.evaluation.datasets import find_dataset, read_pairs
+from lstlm.evaluation.similarity import evaluate_pairs
+from lstlm.network import Network
+from lstlm.training.dryrun import dry_run
+from lstlm.training.metrics import finite_or_none
+from lstlm.training.session import train
+from lstlm.vectors import Vectors
+
+PEERS = ("gensim-sg", "gensim-cbow")
+SCORES = ("simlex", "simlex_output", "wordsim", "wordsim_output", "top10", "perplexity", "loss_value")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train: configurations and peers, each `seeds` times, `seconds` of training each (peers: `epochs`)."""
+
+    data: Path
+    configs: Sequence[Path]
+    overrides: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    seconds: float = 60.0
+    seeds: int = 1
+    points: int = 8
+    epochs: int = 5
+    dimension: int = 300
+    simlex: Path | None = None
+    wordsim: Path | None = None
+
+
+class WordScores:
+    """SimLex-999 and WordSim-353 on the rows of their words alone; a file that is not there is not scored."""
+
+    def __init__(self, vocabulary: Vocabulary, simlex: Path | None, wordsim: Path | None) -> None:
+        self._pairs = {}
+        for kind, explicit in (("simlex", simlex), ("wordsim", wordsim)):
+            try:
+                self._pairs[kind] = read_pairs(find_dataset(kind, explicit))
+            except DataError:
+                if explicit is not None:
+                    raise
+        wanted = {word.upper() for pairs in self._pairs.values() for p in pairs for word in (p.first, p.second)}
+        self.rows = [row for row, word in enumerate(vocabulary.words) if word.upper() in wanted]
+        self.words = [vocabulary.words[row] for row in self.rows]
+
+    def of_rows(self, matrix: np.ndarray[Any, np.dtype[Any]], suffix: str = "") -> dict[str, float]:
+        """Return Spearman's correlations for the vectors (n,size) of `self.words`."""
+        if len(self.words) < 2:
+            return {}
+        vectors = Vectors(self.words, matrix)
+        return {f"{kind}{suffix}": evaluate_pairs(vectors, pairs).spearman for kind, pairs in self._pairs.items()}
+
+    def of_words(self, index: Mapping[str, int], matrix: np.ndarray[Any, np.dtype[Any]]) -> dict[str, float]:
+        """Return the scores of vectors (D,size) whose rows `index` names; words that it lacks are left out."""
+        known = [word for word in self.words if word in index]
+        if len(known) < 2:
+            return {}
+        vectors = Vectors(known, matrix[[index[word] for word in known]].astype(np.float64))
+        return {kind: evaluate_pairs(vectors, pairs).spearman for kind, pairs in self._pairs.items()}
+
+    def __call__(self, network: Network) -> dict[str, float]:
+        """Return the scores of input and output vectors, as figures of an evaluation."""
+        rows = torch.as_tensor(self.rows)
+        figures: dict[str, float] = {}
+        for suffix, vectors in (("", network.input_vectors), ("_output", network.output_vectors)):
+            matrix = vectors()[rows].detach().double().cpu().numpy()
+            figures.update(self.of_rows(matrix, suffix))
+        return {f"bench/{name}": value for name, value in figures.items()}
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
+    """Train everything, seed by seed, so that noise of the machine hits all alike."""
+    if not plan.configs and not plan.peers:
+        raise ConfigError("nothing to train: give --config FILE, or --methods gensim-sg,gensim-cbow")
+    configs = {path.stem: _configuration(plan, path) for path in plan.configs}
+    if plan.peers:
+        _need_gensim()
+    corpus = Corpus.open(plan.data)
+    scores = WordScores(corpus.vocabulary, plan.simlex, plan.wordsim)
+    records: list[Record] = []
+    runs, done = plan.seeds * (len(configs) + len(plan.peers)), 0
+    for seed in range(1, plan.seeds + 1):
+        for label, config in configs.items():
+            records += _train(plan, label, config, corpus, scores, seed)
+            done += 1
+            say(f"[{done}/{runs}] {label}, seed {seed}: {_last(records)}")
+        for peer in plan.peers:
+            from lstlm.bench.peers import train_peer
+
+            found = train_peer(peer, corpus, scores.of_words, plan.epochs, plan.dimension, seed)
+            records += [{**_common(peer, corpus, seed), **point} for point in found]
+            done += 1
+            say(f"[{done}/{runs}] {peer}, seed {seed}: {_last(records)}")
+    return [dict(finite_or_none(record)) for record in records]
+
+
+def _configuration(plan: Plan, path: Path) -> Config:
+    budget = (f"data.dir={plan.data}", "train.max_steps=null", "train.max_epochs=null")
+    return load_config(path, [*plan.overrides, *budget, f"train.max_minutes={plan.seconds / 60}"])
+
+
+def _need_gensim() -> None:
+    try:
+        import gensim  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--methods gensim-…: gensim is not installed; `pip install gensim`, or leave it out"
+        ) from None
+
+
+def _common(label: str, corpus: Corpus, seed: int) -> Record:
+    sizes = {"D": len(corpus.vocabulary), "words": corpus.train.words, "threads": torch.get_num_threads()}
+    return {"label": label, "seed": seed, **sizes}
+
+
+def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordScores, seed: int) -> list[Record]:
+    """Train one configuration and return a record for each evaluation."""
+    device = torch.device("cpu")
+    step_ms = dry_run(config, corpus, device).step_ms
+    log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
+    # No checkpoint but the best and the last: writing them is not what is measured.
+    pace: dict[str, Any] = {"log_every": log_every, "eval_every": 4 * log_every, "checkpoint_every": 10**9}
+    paced = replace(config, train=replace(config.train, seed=seed, keep_checkpoints=1, **pace))
+    with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
+        run_folder = Path(folder) / "run"
+        train(paced, run_folder, device=device, quiet=True, scorer=scores)
+        points = curve((run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    kind = {"method": config.output.kind, "loss": config.output.loss}
+    return [{**_common(label, corpus, seed), **kind, **point} for point in points]
+
+
+def curve(lines: Iterable[str]) -> list[Record]:
+    """Return one record for each evaluation in a run's metrics: scores, step, and the seconds of training before it.
+
+    Time spent on evaluations and checkpoints does not count as training; between two log lines it is interpolated.
+    """
+    entries = [json.loads(line) for line in lines]
+    clock = [(entry["step"], entry["progress/train_s"]) for entry in entries if "progress/train_s" in entry]
+    steps, seconds = zip((0, 0.0), *clock, strict=True)
+    names = {"eval/loss": "loss_value", "eval/top10": "top10", "eval/perplexity": "perplexity"}
+    points = []
+    for entry in entries:
+        if "eval/loss" not in entry:
+            continue
+        found = {name: entry[key] for key, name in names.items() if key in entry}
+        found |= {key.removeprefix("bench/"): value for key, value in entry.items() if key.startswith("bench/")}
+        train_s = float(np.interp(entry["step"], steps, seconds))
+        points.append({"step": entry["step"], "train_s": train_s, **found, "final": False})
+    if points:
+        points[-1]["final"] = True
+    return points
+
+
+def _last(records: Sequence[Record]) -> str:
+    last = records[-1]
+    shown = [f"{name} {last[name]:.3f}" for name in SCORES if last.get(name) is not None]
+    return f"{last['train_s']:.0f} s of training, " + ", ".join(shown)
+
+
+def summarise(records: Sequence[Record]) -> list[Record]:
+    """Return the end of each label's runs: means over the seeds and, from two seeds on, standard deviations."""
+    out = []
+    for label in dict.fromkeys(record["label"] for record in records):
+        ends = [record for record in records if record["label"] == label and record["final"]]
+        row: Record = {"label": label, "seeds": len(ends), "D": ends[0]["D"] if ends else None}
+        for name in ("train_s", *SCORES):
+            values = [end[name] for end in ends if end.get(name) is not None]
+            row[name] = statistics.fmean(values) if values else None
+            row[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+        out.append(row)
+    return out
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return the final scores as a table, mean ± standard deviation over the seeds."""
+
+    def shown(name: str) -> Callable[[Record], str | None]:
+        def text(row: Record) -> str | None:
+            mean, spread = row[name], row[f"{name}_sd"]
+            if mean is None:
+                return None
+            digits = 1 if abs(mean) >= 10 else 3
+            return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+        return text
+
+    titles = {"train_s": "training s", "simlex": "SimLex", "simlex_output": "SimLex (output)", "wordsim": "WordSim"}
+    titles |= {"wordsim_output": "WordSim (output)", "top10": "top-10", "perplexity": "perplexity"}
+    columns: list[Column] = [("model", lambda r: r["label"]), ("seeds", lambda r: r["seeds"])]
+    columns += [(title, shown(name)) for name, title in titles.items()]
+    return table(summarise(records), columns)

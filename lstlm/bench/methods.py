@@ -1,0 +1,195 @@
+"""What can be timed: every output layer of the package, by the names that records use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lstlm.errors import ConfigError
+from lstlm.outputs import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax, SampledSoftmax, assign_classes
+from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
+from lstlm.spherical.dense import squared_error_step
+from lstlm.spherical.stabilise import PAPER_PERIOD
+
+SPHERICAL = ("factored", "naive", "naive-blocked")
+SOFTMAX = ("softmax", "hierarchical", "adaptive", "sampled")
+METHODS = (*SPHERICAL, *SOFTMAX, "log_prob")
+LOSSES = ("z", "squared", "spherical", "taylor")
+STABILISERS = ("lazy", "none", "restore", "svd", "power")
+SWEEPING = ("restore", "svd", "power")
+NORMALISED = ("spherical", "taylor")
+
+# Learning rates that one would train with, for the mean loss of a minibatch; a spherical loss takes at most half of
+# what is stable for its first minibatches.
+SPHERICAL_LR = 10.0
+SOFTMAX_LR = 0.05
+CANDIDATES = 8192
+
+
+@dataclass(frozen=True)
+class Method:
+    """One thing to time. `loss` is "softmax" for the softmaxes; `stabilise` is "none" for all but the factored.
+
+    `every` is the period, in updates, of a stabiliser that sweeps.
+    """
+
+    name: str
+    loss: str
+    stabilise: str = "none"
+    every: int = PAPER_PERIOD
+
+    def __str__(self) -> str:
+        parts = [self.name, self.loss if self.loss != self.name else ""]
+        parts.append(f"{self.stabilise} stabiliser" if self.name == "factored" else "")
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def dense(self) -> bool:
+        """Whether a step costs O(Dmd)."""
+        return self.name in ("naive", "naive-blocked", "softmax")
+
+    @property
+    def period(self) -> int:
+        """The steps after which its cost repeats: a stabiliser that sweeps does so every so many updates."""
+        return self.every if self.stabilise in SWEEPING else 1
+
+    def memory_bytes(self, vocab: int, d: int, m: int, itemsize: int = 4) -> int:
+        """Estimate what the layer and one step need: W, and the outputs (m,D) where a method keeps them."""
+        weights = vocab * d * itemsize
+        outputs = vocab * m * itemsize if self.dense and not self.one_pass else 0
+        beside = {"factored": 96 << 20, "log_prob": 96 << 20, "sampled": 40 * vocab}.get(self.name, 16 << 20)
+        return int(1.1 * weights) + outputs + beside
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether it is the squared error's own naive step, three products in one pass over W."""
+        return self.name == "naive-blocked" and self.loss == "squared"
+
+
+def expand(
+    names: Sequence[str], losses: Sequence[str], stabilisers: Sequence[str], every: int = PAPER_PERIOD
+) -> list[Method]:
+    """Return the methods to time, contenders for one table beside each other, the sweeping stabilisers last."""
+    for given, known, option in (
+        (names, METHODS, "--methods"),
+        (losses, LOSSES, "--losses"),
+        (stabilisers, STABILISERS, "--stabilise"),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigError(f"{option} {unknown[0]}: unknown; choose from {', '.join(known)}")
+    first = [s for s in stabilisers if s not in SWEEPING][:1] or list(stabilisers[:1])
+    methods = [Method("factored", loss, s, every) for s in first for loss in losses if "factored" in names]
+    methods += [Method(name, loss) for name in ("naive", "naive-blocked") if name in names for loss in losses]
+    methods += [Method(name, "softmax") for name in SOFTMAX if name in names]
+    methods += [Method("log_prob", loss, "lazy") for loss in losses if loss in NORMALISED and "log_prob" in names]
+    rest = [s for s in STABILISERS if s in stabilisers and s not in first]
+    return methods + [Method("factored", loss, s, every) for s in rest for loss in losses if "factored" in names]
+
+
+class Runner:
+    """A layer with a step: forward, backward and weight update on one minibatch."""
+
+    def __init__(self, layer: Any, lr: float) -> None:
+        self.layer, self.lr = layer, lr
+        self.last_loss = 0.0
+
+    def step(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Take one step; return ∂(mean loss)/∂h."""
+        h = h.requires_grad_()
+        loss = self.layer(h, ids).mean()
+        loss.backward()
+        self.layer.update(self.lr)
+        self.last_loss = float(loss.detach())
+        assert h.grad is not None
+        return h.grad
+
+    @property
+    def stabilise_ms(self) -> float:
+        """Milliseconds of the last step that went into stabilisation."""
+        return float(getattr(self.layer, "last_stabilise_ms", 0.0))
+
+    @property
+    def repairs(self) -> int:
+        """Singular values of U repaired so far."""
+        return int(self.layer.stabiliser.total) if hasattr(self.layer, "stabiliser") else 0
+
+
+class OnePassRunner(Runner):
+    """The naive squared error in one pass over W."""
+
+    def step(self, h: Tensor, ids: Tensor) -> Tensor:
+        H = torch.cat([h.detach(), h.new_ones(len(h), 1)], 1)
+        values = h.new_ones(len(h), 1)
+        losses, grad_H = squared_error_step(self.layer.state.W, H, ids[:, None], values, self.lr / len(h))
+        self.last_loss = float(losses.mean())
+        return grad_H[:, :-1] / len(h)
+
+
+class LogProbRunner(Runner):
+    """Reading, not learning: the exact log-probability of each target, which is what perplexity costs."""
+
+    def step(self, h: Tensor, ids: Tensor) -> Tensor:
+        log_prob: Tensor = self.layer.log_prob(h, ids)
+        self.last_loss = -float(log_prob.mean())
+        return log_prob
+
+
+def make_layer(
+    method: Method,
+    hidden: int,
+    counts: Tensor,
+    *,
+    dtype: torch.dtype,
+    candidates: int = CANDIDATES,
+    factored: dict[str, Any] | None = None,
+) -> Any:
+    """Return the output layer of a method over `hidden` inputs and a bias; `factored` are options of that layer."""
+    vocab = len(counts)
+    common: dict[str, Any] = {"dtype": dtype, "generator": torch.Generator().manual_seed(1)}
+    match method.name:
+        case "factored" | "log_prob":
+            every = {"stabilise_every": method.every} if method.stabilise in SWEEPING else {}
+            options = {"stabilise": method.stabilise, **every, **(factored or {}), **common}
+            return SphericalOutput(hidden, vocab, make_loss(method.loss), **options)
+        case "naive" | "naive-blocked":
+            blocked = method.name == "naive-blocked"
+            return DenseSphericalOutput(hidden, vocab, make_loss(method.loss), blocked=blocked, **common)
+        case "softmax":
+            return FullSoftmax(hidden, vocab, **common)
+        case "hierarchical":
+            return HierarchicalSoftmax(hidden, assign_classes(counts), **common)
+        case "adaptive":
+            return AdaptiveSoftmax(hidden, counts, **common)
+        case "sampled":
+            return SampledSoftmax(hidden, counts, candidates=candidates, **common)
+    raise ConfigError(f"--methods {method.name}: unknown; choose from {', '.join(METHODS)}")
+
+
+def make_runner(method: Method, layer: Any, lr: float) -> Runner:
+    """Return what takes the steps of a method on its layer."""
+    if method.name == "log_prob":
+        return LogProbRunner(layer, lr)
+    return (OnePassRunner if method.one_pass else Runner)(layer, lr)
+
+
+def learning_rate(method: Method, vocab: int, batches: Sequence[Tensor]) -> float:
+    """Return a rate to train with: half of what is stable for the given h (m,hidden), and at most 10.
+
+    An update multiplies W from the right by I − 2η Hᵀdiag(dq)H, so the largest stable η is 1/λmax(2 Hᵀdiag(dq)H). dq is
+    that of the initial weights, N(0, 1/hidden), ‖o‖² ≈ D‖h‖²/hidden, for a target that stands out a little.
+    """
+    if method.name in SOFTMAX:
+        return SOFTMAX_LR
+    loss, largest = make_loss(method.loss), 0.0
+    for h in batches:
+        H = torch.cat([h, h.new_ones(len(h), 1)], 1).double()
+        q = vocab * H[:, :-1].square().mean(1)
+        o = (q / vocab).sqrt()[:, None]
+        dq = loss.partials(q, torch.zeros_like(q), o, torch.ones_like(o), float(vocab)).dq / len(h)
+        scaled = H * (2 * dq).sqrt()[:, None]
+        largest = max(largest, float(torch.linalg.matrix_norm(scaled, ord=2)) ** 2)
+    return min(SPHERICAL_LR, 0.5 / largest)

@@ -1,0 +1,273 @@
+"""`lstlm bench output`: forward, backward and weight update of an output layer, against the vocabulary size."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from lstlm.bench.check import verify
+from lstlm.bench.methods import SWEEPING, Method, Runner, learning_rate, make_layer, make_runner
+from lstlm.bench.records import Column, Record, table
+from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, available_memory, in_turn
+from lstlm.bench.workload import Workload
+from lstlm.errors import NumericsError
+
+SIZES = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 793_471)
+QUICK_SIZES = (1000, 3000, 10_000, 30_000)
+_MOST_HALVINGS = 30
+_FEWEST_BETWEEN_RESTARTS = 20
+_SHARE_OF_ONE = 0.8  # of the free memory that one method may take
+_SHARE_OF_GROUP = 0.5  # of it that the methods which take turns may take together
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to time. `d` counts the constant feature. `everywhere`: sweeping stabilisers at every size, not at the
+    smallest and the largest alone."""
+
+    methods: Sequence[Method]
+    vocab_sizes: Sequence[int] = SIZES
+    d: int = 300
+    m: int = 128
+    dtype: torch.dtype = torch.float32
+    effort: Effort = field(default_factory=Effort)
+    everywhere: bool = True
+
+    def at(self, vocab: int) -> list[Method]:
+        """Return the methods to time at one size."""
+        ends = vocab in (min(self.vocab_sizes), max(self.vocab_sizes))
+        return [x for x in self.methods if ends or self.everywhere or x.stabilise not in SWEEPING]
+
+    def work(self, method: Method, vocab: int) -> float:
+        """Estimate the seconds that a method takes at a size, for the time left."""
+        setup = 1e-7 * vocab * self.d * (1 + self.d / 300)
+        steps = 3e-11 * vocab * self.d * self.m * 4 if method.dense else 0.0
+        return self.effort.seconds * 1.2 + setup + steps
+
+
+@dataclass
+class Outcome:
+    """Records, and what was left out with the reason."""
+
+    records: list[Record] = field(default_factory=list)
+    skipped: list[Record] = field(default_factory=list)
+
+
+class LayerSteps:
+    """Timed steps of a layer on a stream of minibatches. Drawing a minibatch is not timed.
+
+    Where the layer refuses an update because the learning rate is too large, the rate is halved and the step is
+    repeated, as one would do in training; the refused step is not counted. Without a stabiliser the factors do leave
+    the range of their type in time: then the layer is made anew, off the clock, and `restarts` tells how often.
+    """
+
+    def __init__(self, make: Callable[[], Runner], work: Workload, *, restart: bool) -> None:
+        self.runner, self._make, self._work, self._may_restart = make(), make, work, restart
+        self.halvings = self.restarts = 0
+        self._since_start = 0
+
+    def __call__(self) -> tuple[float, float]:
+        h, ids = next(self._work)
+        while True:
+            try:
+                times = self._timed(h.clone(), ids)
+                self._since_start += 1
+                return times
+            except NumericsError:
+                if self._may_restart and self._since_start >= _FEWEST_BETWEEN_RESTARTS:
+                    self._restart()
+                    continue
+                self.halvings += 1
+                if self.halvings > _MOST_HALVINGS:
+                    raise
+                self.runner.lr /= 2
+
+    def _restart(self) -> None:
+        lr = self.runner.lr
+        self.runner.layer = None  # free it before the new one takes its memory
+        self.runner = self._make()
+        self.runner.lr = lr
+        self.restarts += 1
+        self._since_start = 0
+
+    def _timed(self, h: Tensor, ids: Tensor) -> tuple[float, float]:
+        began = perf_counter()
+        self.runner.step(h, ids)
+        spent = 1e3 * (perf_counter() - began)
+        if not math.isfinite(self.runner.last_loss):
+            raise NumericsError(f"the loss became {self.runner.last_loss}")
+        return spent, self.runner.stabilise_ms
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
+    """Verify every method, then time them size by size."""
+    outcome = Outcome()
+    errors = {method: verify(method, plan.d, plan.m) for method in plan.methods}
+    say(f"{len(errors)} methods verified against plain autograd; largest error {max(errors.values()):.1e}")
+    total = sum(plan.work(method, vocab) for vocab in plan.vocab_sizes for method in plan.at(vocab))
+    left = TimeLeft(say, total)
+    for vocab in plan.vocab_sizes:
+        for group in groups(plan, vocab, outcome, say):
+            records = _time_group(plan, group, vocab, outcome, say)
+            outcome.records += [{**record, "verified_error": errors[method]} for method, record in records]
+            work = sum(plan.work(method, vocab) for method in group)
+            left.done(work, f"D = {vocab:,}: {len(group)} methods")
+    return outcome
+
+
+def groups(plan: Plan, vocab: int, outcome: Outcome, say: Callable[[str], None]) -> Iterator[list[Method]]:
+    """Yield the methods of a size in groups that fit into memory together; skip what does not fit alone."""
+    group: list[Method] = []
+    used = 0
+    for method in plan.at(vocab):
+        free = available_memory()
+        need = method.memory_bytes(vocab, plan.d, plan.m, plan.dtype.itemsize)
+        if free is not None and need > _SHARE_OF_ONE * free:
+            skip(
+                outcome, say, method, vocab, f"needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free"
+            )
+            continue
+        if group and free is not None and used + need > _SHARE_OF_GROUP * free:
+            yield group
+            group, used = [], 0
+        group.append(method)
+        used += need
+    if group:
+        yield group
+
+
+def skip(outcome: Outcome, say: Callable[[str], None], method: Method, vocab: int, reason: str) -> None:
+    """Note that a method was left out at a size, and say so."""
+    outcome.skipped.append(
+        {"method": method.name, "loss": method.loss, "stabilise": method.stabilise, "D": vocab, "reason": reason}
+    )
+    say(f"skipped: {method} at D = {vocab:,}: {reason}")
+
+
+def _time_group(
+    plan: Plan, group: Sequence[Method], vocab: int, outcome: Outcome, say: Callable[[str], None]
+) -> list[tuple[Method, Record]]:
+    """Time some methods in turn and return their records."""
+    floor = GemmFloor(plan.m, plan.d, plan.dtype)
+    clocks: dict[Method, Timed] = {}
+    steps: dict[Method, LayerSteps] = {}
+    for method in group:
+        steps[method] = _prepare(plan, method, vocab)
+        clocks[method] = Timed(_Guarded(steps[method]), method.period)
+        clocks[method].warm_up(plan.effort)
+    in_turn(list(clocks.values()), plan.effort, floor)
+    records = []
+    for method, clock in clocks.items():
+        guarded = clock.step
+        assert isinstance(guarded, _Guarded)
+        if guarded.failure is not None:
+            skip(outcome, say, method, vocab, f"{guarded.failure} after {guarded.taken} steps")
+            continue
+        record = _record(plan, method, vocab, clock, steps[method])
+        records.append((method, {**record, "gemm_floor_ms": floor.milliseconds}))
+    clocks.clear()
+    steps.clear()
+    gc.collect()
+    return records
+
+
+class _Guarded:
+    """Steps that stop at a numerical failure and remember it, so that the other methods are measured all the same."""
+
+    def __init__(self, steps: LayerSteps) -> None:
+        self._steps = steps
+        self.failure: NumericsError | None = None
+        self.taken = 0
+
+    def __call__(self) -> tuple[float, float]:
+        if self.failure is None:
+            try:
+                result = self._steps()
+                self.taken += 1
+                return result
+            except NumericsError as error:
+                self.failure = error
+        return 0.0, 0.0
+
+
+def _prepare(plan: Plan, method: Method, vocab: int) -> LayerSteps:
+    """Build the layer and its stream of minibatches; every method sees the same stream."""
+    work = Workload(plan.d - 1, vocab, plan.m, dtype=plan.dtype)
+    first = Workload(plan.d - 1, vocab, plan.m, dtype=plan.dtype)
+    lr = learning_rate(method, vocab, [next(first)[0] for _ in range(3)])
+
+    def make() -> Runner:
+        return make_runner(method, make_layer(method, plan.d - 1, work.counts, dtype=plan.dtype), lr)
+
+    return LayerSteps(make, work, restart=method.name == "factored" and method.stabilise == "none")
+
+
+def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSteps) -> Record:
+    figures = clock.summary()
+    return {
+        "method": method.name,
+        "loss": method.loss,
+        "D": vocab,
+        "d": plan.d,
+        "m": plan.m,
+        "threads": torch.get_num_threads(),
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        **figures,
+        "stabilise": method.stabilise,
+        "repairs_per_step": steps.runner.repairs / (figures["steps"] + figures["warm_up_steps"]),
+        "words_per_s": 1e3 * plan.m / figures["step_ms_mean"],
+        "lr": steps.runner.lr,
+        "lr_halvings": steps.halvings,
+        **({"restarts": steps.restarts} if steps.restarts else {}),
+        **({"stabilise_every": method.every} if method.stabilise in SWEEPING else {}),
+    }
+
+
+COLUMNS: list[Column] = [
+    ("method", lambda r: r["method"]),
+    ("loss", lambda r: r["loss"]),
+    ("stabilise", lambda r: r["stabilise"] if r["method"] == "factored" else None),
+    ("D", lambda r: r["D"]),
+    ("step ms", lambda r: r["step_ms"]),
+    ("p10", lambda r: r["step_ms_p10"]),
+    ("p90", lambda r: r["step_ms_p90"]),
+    ("mean", lambda r: r.get("step_ms_mean")),
+    ("max", lambda r: r.get("step_ms_max")),
+    ("of it stabilise", lambda r: r["stabilise_ms"]),
+    ("GEMM floor", lambda r: r["gemm_floor_ms"]),
+    ("steps", lambda r: r["steps"]),
+    ("× naive", lambda r: r.get("times_naive")),
+    ("× blocked", lambda r: r.get("times_blocked")),
+]
+
+
+def with_speedups(records: Sequence[Record]) -> list[Record]:
+    """Add how many times faster than naive and naive-blocked (same loss, else z, else any) a mean step is."""
+    out = []
+    for record in records:
+        added = {}
+        for key, name in (("times_naive", "naive"), ("times_blocked", "naive-blocked")):
+            base = baseline(records, record, name)
+            if base is not None and record["method"] != "log_prob":
+                added[key] = base["step_ms"] / record.get("step_ms_mean", record["step_ms"])
+        out.append({**record, **added})
+    return out
+
+
+def baseline(records: Sequence[Record], record: Record, name: str) -> Record | None:
+    """Return the naive record to compare with: same sizes and threads, and the same loss where there is one."""
+    same = ("D", "d", "m", "threads", "dtype")
+    found = [r for r in records if r["method"] == name and all(r[key] == record[key] for key in same)]
+    found.sort(key=lambda r: (r["loss"] != record["loss"], r["loss"] != "z"))
+    return found[0] if found else None
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return the records as a table; times in milliseconds."""
+    return table(with_speedups(records), COLUMNS)

@@ -1,0 +1,113 @@
+"""The document of a benchmark: records and the environment they were made in, as JSON and as Markdown tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lstlm import environment
+from lstlm.errors import ConfigError, DataError
+
+Record = dict[str, Any]
+Document = dict[str, Any]
+KINDS = ("output", "model", "learning", "data", "distributed")
+
+
+def make_document(kind: str, records: Iterable[Record], **more: Any) -> Document:
+    """Return {"benchmark", "records", …, "environment"}; the environment names date and command."""
+    made = {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "command": ["lstlm", *sys.argv[1:]]}
+    return {"benchmark": kind, "records": list(records), **more, "environment": {**environment.describe(), **made}}
+
+
+def dump(document: Document) -> str:
+    """Return the document as JSON, one record a line, so that a file can be read and compared by line."""
+    parts = []
+    for key, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines = ",\n".join("    " + _json(item) for item in value)
+            parts.append(f"  {json.dumps(key)}: [\n{lines}\n  ]")
+        else:
+            parts.append(f"  {json.dumps(key)}: {_json(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_rounded(value), ensure_ascii=False, allow_nan=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits: a clock gives no more."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def write(document: Document, path: Path) -> None:
+    """Write the document as JSON."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump(document), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error.strerror or error}") from None
+
+
+def read(paths: Sequence[Path]) -> Document:
+    """Return one document with the records of all files; the environment is that of the first."""
+    documents = [_read(path) for path in paths]
+    kinds = {document["benchmark"] for document in documents}
+    if len(kinds) > 1:
+        raise DataError(f"{paths[0]} …: records of different benchmarks ({', '.join(sorted(kinds))}); draw them apart")
+    merged = dict(documents[0])
+    merged["records"] = [record for document in documents for record in document["records"]]
+    return merged
+
+
+def _read(path: Path) -> Document:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as records ({error}); `lstlm bench … --json` writes them") from None
+    if not isinstance(document, dict) or not isinstance(document.get("records"), list):
+        raise DataError(f'{path}: no "records"; not a document that `lstlm bench … --json` wrote')
+    if document.get("benchmark") not in KINDS:
+        raise DataError(f"{path}: benchmark {document.get('benchmark')!r} is not one of {', '.join(KINDS)}")
+    return document
+
+
+Column = tuple[str, Callable[[Record], Any]]
+
+
+def table(records: Sequence[Record], columns: Sequence[Column]) -> str:
+    """Return a Markdown table, padded so that it reads well unrendered too; numbers to the right."""
+    rows = [[cell(get(record)) for _, get in columns] for record in records]
+    titles = [title for title, _ in columns]
+    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(columns))]
+    right = [all(_numeric(row[i]) for row in rows) and bool(rows) for i in range(len(columns))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    return "\n".join([line(titles), line(rule), *map(line, rows)])
+
+
+def cell(value: Any) -> str:
+    """Return a value as text: three significant digits for a time, thousands separated, – for nothing."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _numeric(text: str) -> bool:
+    return text == "–" or text.replace(",", "").replace(".", "").replace("-", "").replace("e", "").isdigit()

@@ -1,0 +1,160 @@
+"""Measuring: timed steps of several methods in turn, a plain product beside them, and the memory there is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+ROUNDS = 5
+FEWEST_STEPS = 3
+WARM_UP_SHARE = 0.15  # of a method's seconds
+_FLOOR_PRODUCTS = 40  # timed products a round
+
+
+class Steps(Protocol):
+    """Something that takes timed steps."""
+
+    def __call__(self) -> tuple[float, float]:
+        """Take a step; return its milliseconds, and how many of them went into stabilisation."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure one method: about `seconds`, at most `steps` steps, in whole periods."""
+
+    seconds: float = 4.0
+    steps: int = 1000
+    rounds: int = ROUNDS
+
+
+@dataclass
+class Timed:
+    """A method on the clock: its steps so far."""
+
+    step: Steps
+    period: int = 1
+    milliseconds: list[float] = field(default_factory=list)
+    stabilise: list[float] = field(default_factory=list)
+    warm_up_steps: int = 0
+    estimate_ms: float = 0.0
+
+    def warm_up(self, effort: Effort) -> None:
+        """Take untimed steps for a while, at least one, and estimate what a step takes."""
+        taken: list[float] = []
+        began = perf_counter()
+        while not taken or (perf_counter() - began < WARM_UP_SHARE * effort.seconds and len(taken) < effort.steps):
+            taken.append(self.step()[0])
+        # The last ones: the first pay for memory that is touched for the first time.
+        self.estimate_ms = statistics.median(taken[len(taken) // 2 :])
+        self.warm_up_steps = len(taken)
+
+    def burst(self, effort: Effort) -> None:
+        """Take this round's share of the steps, in whole periods; none where the time is used up."""
+        affordable = 1e3 * effort.seconds / max(self.estimate_ms, 1e-6)
+        wanted = min(max(affordable, FEWEST_STEPS), effort.steps)
+        share = max(1, math.ceil(wanted / effort.rounds / self.period)) * self.period
+        # A period that is dearer than it looked (a sweep) may use four times its seconds, then it ends.
+        over = sum(self.milliseconds) > 4e3 * effort.seconds and len(self.milliseconds) >= FEWEST_STEPS
+        for _ in range(0 if over else share):
+            spent, stabilise = self.step()
+            self.milliseconds.append(spent)
+            self.stabilise.append(stabilise)
+
+    def summary(self) -> dict[str, float | int]:
+        """Return median, 10th and 90th percentile, mean (stabilisation included), maximum and number of steps."""
+        times = sorted(self.milliseconds)
+        return {
+            "step_ms": statistics.median(times),
+            "step_ms_p10": percentile(times, 0.1),
+            "step_ms_p90": percentile(times, 0.9),
+            "step_ms_mean": statistics.fmean(times),
+            "step_ms_max": times[-1],
+            "steps": len(times),
+            "warm_up_steps": self.warm_up_steps,
+            "stabilise_ms": statistics.fmean(self.stabilise),
+        }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which `share` of the sorted values lie, interpolated."""
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+class GemmFloor:
+    """The time of `work` products (m,d)×(d,d), from products timed between the methods of the same run."""
+
+    def __init__(self, m: int, d: int, dtype: torch.dtype, work: int = 5) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self._left = torch.randn(m, d, generator=generator, dtype=torch.float32).to(dtype)
+        self._right = torch.randn(d, d, generator=generator, dtype=torch.float32).to(dtype)
+        self._out = torch.empty(m, d, dtype=dtype)
+        self._work = work
+        self._milliseconds: list[float] = []
+
+    def burst(self) -> None:
+        """Time some products."""
+        for number in range(_FLOOR_PRODUCTS + 5):
+            began = perf_counter()
+            torch.mm(self._left, self._right, out=self._out)
+            if number >= 5:  # the caches are warm
+                self._milliseconds.append(1e3 * (perf_counter() - began))
+
+    @property
+    def milliseconds(self) -> float:
+        """The floor: `work` times the median product."""
+        return self._work * statistics.median(self._milliseconds)
+
+
+def in_turn(
+    methods: Sequence[Timed], effort: Effort, floor: GemmFloor, tick: Callable[[], None] = lambda: None
+) -> None:
+    """Measure the methods in rounds: each takes its share, then the next, so that noise hits all alike."""
+    for _ in range(effort.rounds):
+        floor.burst()
+        for method in methods:
+            method.burst(effort)
+            tick()
+
+
+def available_memory() -> int | None:
+    """Return the bytes that could be allocated without swapping, None where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+class TimeLeft:
+    """Progress on stderr: what was done, and how long the rest may take if it goes on like this."""
+
+    def __init__(self, say: Callable[[str], None], total: float) -> None:
+        self._say, self._total = say, max(total, 1e-9)
+        self._done = 0.0
+        self._began = perf_counter()
+
+    def done(self, work: float, text: str) -> None:
+        """Count `work` as done, and say so."""
+        self._done += work
+        elapsed = perf_counter() - self._began
+        left = elapsed * max(self._total - self._done, 0.0) / max(self._done, 1e-9)
+        share = min(1.0, self._done / self._total)
+        self._say(f"[{100 * share:3.0f} %] {text}; {clock_text(elapsed)} so far, about {clock_text(left)} left")
+
+
+def clock_text(seconds: float) -> str:
+    """Return 2:03 for 123 seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,208 @@
+"""``lstlm bench``: speed, learning and data rates; each command measures, prints a table and can draw its figure."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lstlm.cli import bench_common as common
+
+OUTPUT_EFFORT = (4.0, 1000)  # seconds and steps for each method and size
+MODEL_EFFORT = (8.0, 1000)
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure speed and learning, and draw the figures.
+
+    Tables go to stdout, progress to stderr. Every method is verified before it is timed.
+    """
+
+
+@command.command(
+    epilog="""\b
+Example:
+  lstlm bench output --quick
+  lstlm bench output --threads 1 --json output.json --plot output.png          # under 20 minutes
+  lstlm bench output --methods factored,naive --vocab-sizes 10000,793471 --losses z
+  lstlm bench output --methods factored --losses all --stabilise all --vocab-sizes 10000,793471 --steps 5000 --budget 30
+"""
+)
+@common.sizes_option("1000 … 793471, seven sizes")
+@click.option("--hidden", "d", type=click.IntRange(2), default=300, show_default=True,
+              help="Inputs of the layer, d, the constant feature included.")  # fmt: skip
+@click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step, m.")
+@common.names_option("--methods", "factored, naive, naive-blocked, softmax, hierarchical, adaptive, sampled, log_prob")
+@common.names_option("--losses", "z, squared, spherical, taylor")
+@common.names_option("--stabilise", "lazy, none, restore, svd, power; the last three at the end sizes alone")
+@click.option("--stabilise-every", type=click.IntRange(1), default=100, show_default=True,
+              help="Updates between two sweeps of restore, svd and power.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True,
+              help="Floating-point type of the layers.")  # fmt: skip
+@common.effort_options(*OUTPUT_EFFORT)
+@common.shared_options
+def output(**given: Any) -> None:
+    """Time forward, backward and weight update of the output layer against the vocabulary size."""
+    common.use_threads(given["threads"])
+    import torch
+
+    from lstlm.bench import output as bench
+    from lstlm.bench.methods import LOSSES, METHODS, STABILISERS, expand
+
+    quick = given["quick"]
+    names = common.names(given["methods"], METHODS, METHODS[:7] if quick else METHODS)
+    losses = common.names(given["losses"], LOSSES, ("z", "squared") if quick else LOSSES)
+    stabilisers = common.names(given["stabilise"], STABILISERS, ("lazy",) if quick else STABILISERS)
+    plan = bench.Plan(
+        methods=expand(names, losses, stabilisers, given["stabilise_every"]),
+        vocab_sizes=given["vocab_sizes"] or (bench.QUICK_SIZES if quick else bench.SIZES),
+        d=given["d"],
+        m=given["m"],
+        dtype=getattr(torch, given["dtype"]),
+        effort=common.effort(given, OUTPUT_EFFORT, (0.25, 60)),
+        everywhere=given["stabilise"] is not None,
+    )
+    common.check_before_work(given)
+    outcome = bench.run(plan, common.say)
+    common.deliver("output", outcome.records, given, skipped=outcome.skipped)
+
+
+@command.command(
+    epilog="""\b
+Example:
+  lstlm bench model --quick
+  lstlm bench model --threads 1 --json model.json
+  lstlm bench model --vocab-sizes 100000 --methods factored,naive,hierarchical
+"""
+)
+@common.sizes_option("793471")
+@click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
+@click.option("--layers", type=click.IntRange(0), default=2, show_default=True, help="Hidden layers.")
+@click.option("--context", type=click.IntRange(1), default=4, show_default=True, help="Words of context.")
+@click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step.")
+@common.names_option("--methods", "naive, naive-blocked, softmax, hierarchical, adaptive, sampled, factored")
+@common.names_option("--losses", "z")
+@common.effort_options(*MODEL_EFFORT)
+@common.shared_options
+def model(**given: Any) -> None:
+    """Time a whole training step: the paper's table of speed-ups, its own figures beside ours."""
+    common.use_threads(given["threads"])
+    from lstlm.bench import model as bench
+    from lstlm.bench.methods import LOSSES, expand
+
+    quick = given["quick"]
+    names = common.names(given["methods"], bench.METHODS, bench.METHODS)
+    losses = common.names(given["losses"], LOSSES, ("z",))
+    sizes = given["vocab_sizes"] or ((10_000,) if quick else (793_471,))
+    common.check_before_work(given)
+    records, skipped = [], []
+    for vocab in sizes:
+        plan = bench.Plan(
+            methods=expand(names, losses, ("lazy",)),
+            vocab=vocab,
+            hidden=given["hidden"],
+            m=given["m"],
+            context=given["context"],
+            layers=given["layers"],
+            effort=common.effort(given, MODEL_EFFORT, (1.0, 100)),
+        )
+        outcome = bench.run(plan, common.say)
+        records += outcome.records
+        skipped += outcome.skipped
+    common.deliver("model", records, given, skipped=skipped)
+
+
+@command.command(
+    epilog="""\b
+Example:
+  lstlm bench learning --data data/demo --config configs/demo.yaml --budget 60 --seeds 3 --plot learning.png
+  lstlm bench learning --data data/demo --config configs/demo.yaml --methods gensim-sg,gensim-cbow --json learning.json
+"""
+)
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Prepared corpus that all train on.")
+@click.option("--config", "configs", type=click.Path(path_type=Path), multiple=True,
+              help="Configuration to train; repeatable.")  # fmt: skip
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of all configurations.")
+@common.names_option("--methods", "none; gensim-sg, gensim-cbow")
+@click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+              help="Seconds of training for each configuration and seed.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, with seeds 1, 2, …")
+@click.option("--points", type=click.IntRange(1), default=8, show_default=True, help="Evaluations in a run.")
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Epochs of the gensim models.")
+@click.option("--dimension", type=click.IntRange(1), default=300, show_default=True, help="Size of gensim's vectors.")
+@click.option("--simlex", type=click.Path(path_type=Path), help="SimLex-999 file.  [as for `lstlm eval simlex`]")
+@click.option("--wordsim", type=click.Path(path_type=Path), help="WordSim-353 file.  [as for `lstlm eval wordsim`]")
+@common.shared_options
+def learning(**given: Any) -> None:
+    """Train configurations on one corpus for the same time and score them as they learn."""
+    common.use_threads(given["threads"])
+    from lstlm.bench import learning as bench
+
+    peers = common.names(given["methods"], bench.PEERS, ())
+    plan = bench.Plan(
+        data=given["data"],
+        configs=given["configs"],
+        overrides=given["overrides"],
+        peers=peers,
+        seconds=min(given["seconds"], 5.0) if given["quick"] else given["seconds"],
+        seeds=given["seeds"],
+        points=given["points"],
+        epochs=given["epochs"],
+        dimension=given["dimension"],
+        simlex=given["simlex"],
+        wordsim=given["wordsim"],
+    )
+    common.check_before_work(given)
+    common.deliver("learning", bench.run(plan, common.say), given)
+
+
+@command.command(
+    epilog="""\b
+Example:
+  lstlm bench data --quick
+  lstlm bench data --source news.txt --threads 2 --json data.json
+"""
+)
+@click.option("--source", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Text file, one sentence a line.  [made up: 5 million Zipfian words]")  # fmt: skip
+@click.option("--words", type=click.IntRange(1000), default=5_000_000, show_default=True,
+              help="Words of the text that is made up.")  # fmt: skip
+@click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a minibatch.")
+@click.option("--context", type=click.IntRange(2), default=4, show_default=True, help="Words of context; even.")
+@click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True,
+              help="Seconds for each rate of minibatches.")  # fmt: skip
+@common.shared_options
+def data(**given: Any) -> None:
+    """Measure how fast text is prepared and minibatches are drawn, with other counters on the same file."""
+    common.use_threads(given["threads"])
+    from lstlm.bench import data as bench
+
+    quick = given["quick"]
+    plan = bench.Plan(
+        source=given["source"],
+        words=min(given["words"], 300_000) if quick else given["words"],
+        m=given["m"],
+        context=given["context"],
+        seconds=min(given["seconds"], 0.3) if quick else given["seconds"],
+        workers=given["threads"],
+    )
+    common.check_before_work(given)
+    common.deliver("data", bench.run(plan, common.say), given)
+
+
+@command.command(
+    epilog="""\b
+Example:
+  lstlm bench plot output-1.json output-2.json --plot output.png
+"""
+)
+@click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--plot", type=click.Path(path_type=Path), help="Picture to draw: .png, .pdf or .svg.")
+def plot(records: tuple[Path, ...], plot: Path | None) -> None:
+    """Print the table of recorded results, several files as one, and draw their figure. Measures nothing."""
+    from lstlm.bench.records import read
+
+    document = read(records)
+    common.show(document)
+    if plot is not None:
+        common.draw(document, plot)

@@ -1,0 +1,148 @@
+"""What the commands of ``lstlm bench`` share: their options, and what becomes of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from lstlm.cli.common import say, suggest
+from lstlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lstlm.bench.timing import Effort
+
+__all__ = ["deliver", "draw", "effort", "names", "say", "show", "use_threads"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+PICTURES = (".png", ".pdf", ".svg")
+
+
+class Sizes(click.ParamType[tuple[int, ...]]):
+    """Vocabulary sizes: 1000,10000 or 1e3,1e4."""
+
+    name = "N,N,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        sizes = []
+        for part in str(value).split(","):
+            try:
+                size = float(part)
+            except ValueError:
+                self.fail(f"{part!r} is not a number; give sizes such as 1000,10000,793471", param, ctx)
+            if not 16 <= size <= 2**31 or size != int(size):
+                self.fail(f"{part} is not a whole number from 16 on", param, ctx)
+            sizes.append(int(size))
+        return tuple(sizes)
+
+
+def sizes_option(default: str) -> Callable[[_Function], _Function]:
+    """Return --vocab-sizes."""
+    return click.option("--vocab-sizes", type=Sizes(), help=f"Vocabulary sizes D, with commas.  [{default}]")
+
+
+def names_option(flag: str, default: str) -> Callable[[_Function], _Function]:
+    """Return an option that takes names with commas, or all."""
+    what = {"--methods": "Output layers", "--losses": "Losses", "--stabilise": "Stabilisers"}[flag]
+    return click.option(flag, metavar="NAME,…|all", help=f"{what}, with commas.  [{default}]")
+
+
+def effort_options(seconds: float, steps: int) -> Callable[[_Function], _Function]:
+    """Return --budget and --steps, both for one method at one size."""
+
+    def decorate(function: _Function) -> _Function:
+        positive = click.FloatRange(min=0, min_open=True)
+        function = click.option(
+            "--steps", type=click.IntRange(3), help=f"Most steps timed for each method and size.  [{steps}]"
+        )(function)
+        return click.option(
+            "--budget", "seconds", type=positive, help=f"Seconds for each method and size, about.  [{seconds:g}]"
+        )(function)
+
+    return decorate
+
+
+def shared_options(function: _Function) -> _Function:
+    """Add --threads, --quick, --json and --plot."""
+    path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+    for flag, options in (
+        ("--plot", {"type": click.Path(path_type=Path), "help": "Picture to draw: .png, .pdf or .svg."}),
+        ("--json", {"type": path, "help": "File for the records; - prints them, and only them, on stdout."}),
+        ("--quick", {"is_flag": True, "help": "Small sizes and few steps: to see it work, within a minute."}),
+        ("--threads", {"type": click.IntRange(1), "help": "Number of threads.  [torch's]"}),
+    ):
+        function = click.option(flag, **options)(function)  # type: ignore[arg-type]
+    return function
+
+
+def names(given: str | None, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in an option's value: its own, all known ones, or the default."""
+    if given is None:
+        return tuple(default)
+    if given == "all":
+        return tuple(known)
+    chosen = [name.strip() for name in given.split(",") if name.strip()]
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"{name!r} is unknown here; {suggest(name, known)}")
+    if not chosen:
+        raise ConfigError(f"{given!r} names nothing; known: {', '.join(known)}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, int]) -> Effort:
+    """Return how long to measure, in seconds and steps: what was asked for, else `full`, or `quick` with --quick."""
+    from lstlm.bench.timing import Effort
+
+    seconds, steps = quick if given["quick"] else full
+    return Effort(given["seconds"] or seconds, given["steps"] or steps)
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the number of torch's threads."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def check_before_work(given: dict[str, Any]) -> None:
+    """Find out before minutes of measuring whether the picture can be drawn."""
+    if given["plot"] is not None:
+        from lstlm.bench.figures import check_drawing
+
+        check_drawing(given["plot"])
+
+
+def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **more: Any) -> None:
+    """Write the records where they were wanted, print the table, draw the picture."""
+    from lstlm.bench.records import dump, make_document, write
+
+    document = make_document(kind, records, **more)
+    target: Path | None = given["json"]
+    if target is not None and str(target) == "-":
+        click.echo(dump(document), nl=False)
+    else:
+        if target is not None:
+            write(document, target)
+            say(f"records: {target}")
+        show(document)
+    if given["plot"] is not None:
+        draw(document, given["plot"])
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print the Markdown table of a document."""
+    from lstlm.bench.tables import markdown
+
+    click.echo(markdown(document))
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Draw the figures of a document and say where they are."""
+    from lstlm.bench.figures import draw as draw_document
+
+    for written in draw_document(document, path):
+        say(f"figure: {written}")
