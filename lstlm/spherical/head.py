@@ -255,7 +255,7 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         head, pending = ctx.head, ctx.pending
         if pending.step.version != head.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")

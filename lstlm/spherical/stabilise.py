@@ -160,16 +160,17 @@ class Lazy(Stabiliser):
             for _ in range(2):
                 X = torch.linalg.qr(A @ (A.T @ X)).Q
             block.copy_(X)
-            inverse_extent = 1 / torch.linalg.vector_norm(A.T @ X, dim=0)  # σ_min side: σ;  σ_max side: 1/σ
+            other = A.T @ X  # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
+            inverse_extent = 1 / torch.linalg.vector_norm(other, dim=0)
             # what is about to leave the range goes with what has left it: a look costs more than a repair
-            offending = inverse_extent < 2 * limit
+            offending = inverse_extent < limit**0.75
             extreme = float(inverse_extent.min())
             if extreme >= limit:
                 break
-            self._record(state, X.T[offending], report)
+            self._record(state, X.T[offending], (other * inverse_extent).T[offending], report)
         return (extreme if name == "U_inv_T" else 1 / extreme), report
 
-    def _record(self, state: FactoredState, X: Tensor, report: Report) -> None:
+    def _record(self, state: FactoredState, X: Tensor, Y: Tensor, report: Report) -> None:
         """Take each x out of U and write it into the history; pay for it by moving some rows forward."""
         history = state.history
         if history.count + len(X) > REPAIRS:
@@ -178,7 +179,7 @@ class Lazy(Stabiliser):
             state.set_frame(torch.eye(state.d, dtype=torch.float64, device=X.device))
             return  # U is I now: nothing is left to repair
         alphas = (torch.linalg.vector_norm(X @ state.U, dim=1) - 1).tolist()
-        state.repair(X, alphas)
+        state.repair(X, alphas, Y)
         for x, alpha in zip(X, alphas, strict=True):
             history.record(x, alpha)
         history.extend(-(-history.segments * len(X) // REPAIRS))

@@ -141,23 +141,31 @@ class FactoredState(nn.Module):
         recent = self._part(self.recent, name).to(torch.float64)
         return self._part(self.exact, name) + (recent + recent.T if name == "Q" else recent)
 
-    def repair(self, X: Tensor, alphas: list[float]) -> None:
+    def repair(self, X: Tensor, alphas: list[float], Y: Tensor) -> None:
         """U ← E⁻¹U and U⁻ᵀ ← E U⁻ᵀ for E = E_1 … E_k, E_j = I + α_j x_j x_jᵀ, rows x of X (k,d). V·E is the caller's.
 
-        In float64: what V will be multiplied by and what U was divided by must cancel to full precision.
+        In float64: what V will be multiplied by and what U was divided by must cancel to full precision. Then U⁻¹ is
+        corrected along the right singular vectors Y (k,d) of the same values: U⁻¹ ← U⁻¹ + Yᵀ(Y − (YU⁻¹)U)U⁻¹, Newton's
+        step on these directions. The update of U⁻¹ by T⁻¹ amplifies its error exactly where U shrinks.
         """
-        X = X.to(torch.float64)
+        X, Y = X.to(torch.float64), Y.to(torch.float64)
         overlaps = X @ X.T
         inverse = [-a / (1 + a * n2) for a, n2 in zip(alphas, overlaps.diagonal().tolist(), strict=True)]
         for name, factors in (("U", inverse), ("U_inv_T", alphas)):
             exact, recent = self._part(self.exact, name), self._part(self.recent, name)
-            rows = X @ exact + (X.to(recent.dtype) @ recent).to(torch.float64)
+            exact += recent
+            recent.zero_()
+            rows = X @ exact
             scaled = torch.tensor(factors, dtype=torch.float64, device=X.device)[:, None] * X
             for j in range(1, len(X)):  # x_jᵀ meets what the repairs before it have made of U
                 rows[j] += (X[j] @ scaled[:j].T) @ rows[:j]
             exact.addmm_(scaled.T, rows)
-            self._part(self.base, name).copy_(exact)
-            torch.add(self._part(self.base, name), recent, out=self._part(self.value, name))
+        U, U_inv_T = self._part(self.exact, "U"), self._part(self.exact, "U_inv_T")
+        residual = Y - (Y @ U_inv_T.T) @ U
+        U_inv_T.addmm_(U_inv_T @ residual.T, Y)
+        for name in ("U", "U_inv_T"):
+            self._part(self.base, name).copy_(self._part(self.exact, name))
+            self._part(self.value, name).copy_(self._part(self.base, name))
 
     def scale_(self, rho: float) -> None:
         """W ← ρW: U, ω, w̄ by ρ, U⁻ᵀ by 1/ρ, Q by ρ²."""
