@@ -1,0 +1,194 @@
+"""What may stand around the loss: upstream gradients, weights, decay, a preconditioner, a prior, strange targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lstlm.spherical import CustomLoss, DenseSphericalOutput, SphericalOutput, make_loss
+from tests.spherical.oracle import (
+    EPSILON,
+    EXACT,
+    LOSSES,
+    NORMALISED,
+    RATE,
+    Batch,
+    Dense,
+    Layer,
+    Paper,
+    assert_same_step,
+    assert_same_weights,
+    loss_of,
+    make_batch,
+    random_weight,
+)
+
+D, d = 19, 6
+SIZES = [3, 15]  # below d and above: the two forms of the step
+WEIGHTS = torch.tensor([0.3, 0.0, 2.0, 1.0, 0.7] * 3, dtype=torch.float64)
+REDUCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], Tensor]]] = {
+    "mean": (lambda losses: losses.mean(), lambda m: torch.full((m,), 1 / m)),
+    "sum": (lambda losses: losses.sum(), torch.ones),
+    "weighted": (lambda losses: (losses * WEIGHTS[: len(losses)]).sum(), lambda m: WEIGHTS[:m]),
+    "scaled": (lambda losses: 1024 * losses.mean(), lambda m: torch.full((m,), 1024 / m)),
+    "one example": (lambda losses: losses[1], lambda m: torch.eye(m)[1]),
+    "square": (lambda losses: (losses**2).sum() / 2, torch.zeros),  # upstream = the loss itself, filled in below
+}
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_whatever_upstream_delivers_is_what_w_learns_from(reduction: str, loss: str, m: int) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, loss), Dense(W, loss)
+    reduce, weight_of = REDUCTIONS[reduction]
+    batch = make_batch(1, D, d, m, 2)
+    batch.weight = weight_of(m).double()
+    if reduction == "square":
+        batch.weight = dense.gradients(batch)[0]
+    eta = 0.2 * RATE[loss] / float(batch.weight.abs().sum())
+
+    h = batch.H[:, :-1].clone().requires_grad_()
+    losses = layer.head(h, batch.ids, batch.values)
+    reduce(losses).backward()
+    layer.head.update(eta)
+    assert h.grad is not None
+    assert_same_step((losses.detach(), h.grad), dense.step(batch, eta))
+    assert_same_weights(layer, dense.W)
+
+
+@pytest.mark.parametrize("m", SIZES)
+def test_the_weight_argument_multiplies_the_losses(m: int) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, "taylor"), Dense(W, "taylor")
+    batch = replace(make_batch(1, D, d, m), weight=WEIGHTS[:m])
+    layer.head(batch.H[:, :-1].requires_grad_(), batch.ids, weight=WEIGHTS[:m]).sum().backward()
+    layer.head.update(0.05)
+    dense.step(batch, 0.05)
+    assert_same_weights(layer, dense.W)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_several_backward_passes_make_one_update(loss: str) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, loss), Dense(W, loss)
+    parts = [make_batch(seed, D, d, m, 2) for seed, m in ((1, 2), (2, 5), (3, 1))]
+    for part in parts:
+        assert_same_step(layer.backward(part), dense.gradients(part)[:2])
+    layer.head.update(RATE[loss] / 3)
+    names = ("H", "ids", "values", "weight")
+    dense.step(Batch(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names}), RATE[loss] / 3)
+    assert_same_weights(layer, dense.W)
+
+
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weight_decay(loss: str, m: int, kind: type) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, loss, kind), Dense(W, loss)
+    for step in range(12):
+        batch = make_batch(step, D, d, m, 2)
+        decay = 0.3 / RATE[loss] if step % 3 else 0.0
+        assert_same_step(layer.step(batch, RATE[loss] / 2, decay=decay), dense.step(batch, RATE[loss] / 2, decay=decay))
+    assert_same_weights(layer, dense.W)
+
+
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_right_preconditioner(loss: str, m: int, kind: type) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, loss, kind), Dense(W, loss)
+    root = torch.eye(d, dtype=torch.float64) + 0.3 * random_weight(d, d, seed=5)
+    P = root @ root.T
+    for step in range(12):
+        batch = make_batch(step, D, d, m, 2)
+        eta = RATE[loss] / 3
+        decay = 0.2 if step % 2 else 0.0
+        assert_same_step(layer.step(batch, eta, decay, P), dense.step(batch, eta, decay, P))
+    assert_same_weights(layer, dense.W)
+
+
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("loss", NORMALISED)
+def test_a_prior_tilts_the_softmax(loss: str, m: int, kind: type) -> None:
+    """p_c ∝ π_c (1 + x_c + x_c²/2) or π_c (x_c² + ε), with x = o/√π the output before the tilt: by the definition."""
+    W, prior = random_weight(D, d, scale=0.05), torch.arange(1, D + 1, dtype=torch.float64).flip(0)
+    prior = prior / prior.sum()
+    layer = Layer(W, loss, kind, prior=3 * prior)
+    for step in range(12):
+        batch = make_batch(step, D, d, m, 2)
+        W.requires_grad_()
+        H = batch.H.clone().requires_grad_()
+        x = H @ W.T / prior.sqrt()
+        P = prior * (x**2 + EPSILON if loss == "spherical" else 1 + x + x**2 / 2)
+        log_prob = (P / P.sum(1, keepdim=True)).log()
+        losses = -(batch.dense_targets(D) * log_prob).sum(1)
+        grad_H, grad_W = torch.autograd.grad((losses * batch.weight).sum(), (H, W))
+        torch.testing.assert_close(
+            layer.head.log_prob(batch.H[:, :-1], batch.ids), log_prob.detach().gather(1, batch.ids), **EXACT
+        )
+        assert_same_step(layer.step(batch, 0.003), (losses.detach(), grad_H))
+        W = (W - 0.003 * grad_W).detach()
+    torch.testing.assert_close(layer.weight(), W, **EXACT)
+
+
+def test_a_prior_alone_is_what_zero_weights_predict() -> None:
+    prior = torch.rand(D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+    head = SphericalOutput(d, D, make_loss("taylor"), init_scale=0.0, prior=prior, dtype=torch.float64)
+    got = head.log_prob(torch.randn(2, d, dtype=torch.float64), torch.arange(D).expand(2, D))
+    torch.testing.assert_close(got.exp(), (prior / prior.sum()).expand(2, D))
+
+
+def test_a_custom_loss_may_ignore_some_of_its_arguments() -> None:
+    W = random_weight(D, d)
+    layer = Layer(W, "squared")
+    layer.head.loss = CustomLoss(lambda q, s, o, t, D: q - 2 * (o * t).sum(1) + (t * t).sum(1))
+    dense = Dense(W, "squared")
+    for step in range(5):
+        batch = make_batch(step, D, d, 4, 1)
+        assert_same_step(layer.step(batch, 0.02), dense.step(batch, 0.02))
+    assert_same_weights(layer, dense.W)
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> tuple[int, int, Tensor]:
+    """Draw D, d and target ids (m,K): any, all the same word, one word twice in an example, few words, D = 2, D < m."""
+    vocab, width = draw(st.sampled_from([2, 3, 5, 30])), draw(st.integers(2, 8))
+    m, K = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+    words = draw(st.sampled_from([1, 2, vocab]))
+    ids = draw(st.lists(st.integers(0, min(words, vocab) - 1), min_size=m * K, max_size=m * K))
+    # not always word 0
+    return vocab, width, (torch.tensor(ids) + draw(st.integers(0, vocab - 1))).remainder(vocab).view(m, K)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(targets(), st.sampled_from(LOSSES), st.sampled_from(["paper", "layer"]))
+def test_any_shape_and_any_pattern_of_targets(shape: tuple[int, int, Tensor], loss: str, subject: str) -> None:
+    vocab, width, ids = shape
+    W = random_weight(vocab, width, seed=vocab)
+    tested, dense = (Paper if subject == "paper" else Layer)(W, loss), Dense(W, loss)
+    for step in range(3):
+        batch = make_batch(step, vocab, width, *ids.shape, ids=ids.roll(step, 0))
+        eta = RATE[loss] / (4 * ids.shape[1])
+        assert_same_step(tested.step(batch, eta), dense.step(batch, eta))
+    assert_same_weights(tested, dense.W)
+
+
+def test_losses_agree_with_their_probabilities() -> None:
+    """One target of value 1: the loss is −log p."""
+    for name in NORMALISED:
+        layer = Layer(random_weight(D, d), name)
+        batch = make_batch(3, D, d, 5)
+        losses, _ = layer.backward(batch)
+        torch.testing.assert_close(losses, -layer.head.log_prob(batch.H[:, :-1], batch.ids[:, 0]), **EXACT)
+        assert loss_of(name).normalised and layer.head.normalised
