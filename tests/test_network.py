@@ -168,7 +168,7 @@ def test_training_lowers_the_loss_of_a_learnable_batch(kind: str) -> None:
         network(context, target).mean().backward()
         optimisers.step()
     network.eval()
-    assert float(network(context, target).mean()) < 0.7 * float(before)
+    assert network(context, target).mean().item() < 0.7 * before.item()
 
 
 @pytest.mark.parametrize("embedding", ["adagrad", "sgd"])

@@ -136,6 +136,10 @@ class RecordedOutput(nn.Module):
             step.apply(lr, keep)
             keep = 1.0  # every step saw the same weights, so the gradients add up; the decay comes once
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A pending step belongs to an autograd graph: a copy starts without one."""
+        return {**self.__dict__, "_pending": []}
+
 
 class _Record(torch.autograd.Function):
     """Hands a layer's own forward and backward to autograd, and the upstream gradients to the layer's step."""
