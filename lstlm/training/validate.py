@@ -12,7 +12,7 @@ from lstlm.evaluation import perplexity, similarity
 from lstlm.network import Network
 from lstlm.vectors import Vectors
 
-_RANK_PRODUCTS = 10**10  # multiply-adds an evaluation may spend on ranks: about a second
+_RANK_PRODUCTS = 10**9  # multiply-adds that an evaluation may spend on ranks: about a second
 _FEWEST_RANKS = 256
 
 Scorer = Callable[[Network], dict[str, float]]
