@@ -67,7 +67,9 @@ class _Bars:
     "--archive", type=click.Path(path_type=Path), help="The One Billion Word .tar.gz or its extracted folder."
 )
 @click.option("--download", is_flag=True, help="Fetch the One Billion Word archive into --data-folder if it is absent.")
-@click.option("--data-folder", type=click.Path(path_type=Path), default="data", show_default=True)
+@click.option(
+    "--data-folder", type=click.Path(path_type=Path), default="data", show_default=True, help="Where archives are kept."
+)
 @click.option("--max-bytes", type=click.IntRange(1), help="Refuse what unpacks to more.  [64 GiB]")
 @click.option("--strict", is_flag=True, help="Refuse invalid UTF-8 instead of replacing it.")
 @click.option("--force", is_flag=True, help="Replace --out if it is there.")
