@@ -49,7 +49,7 @@ Example:
 """
 
 
-@command.command("simlex", epilog=SIMLEX_EPILOGUE)
+@command.command("simlex", short_help="Correlation with SimLex-999.", epilog=SIMLEX_EPILOGUE)
 @source_argument()
 @pairs_option
 @click.option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
@@ -85,7 +85,9 @@ Example:
 """
 
 
-@command.command("wordsim", epilog=WORDSIM_EPILOGUE)
+@command.command(
+    "wordsim", short_help="Correlation with WordSim-353 or any `word word score` file.", epilog=WORDSIM_EPILOGUE
+)
 @source_argument()
 @pairs_option
 @click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names.")
@@ -157,7 +159,7 @@ Example:
 """
 
 
-@command.command("analogy", epilog=ANALOGY_EPILOGUE)
+@command.command("analogy", short_help="Accuracy on word analogies, by section.", epilog=ANALOGY_EPILOGUE)
 @source_argument()
 @click.option("--pairs", "--questions", type=click.Path(path_type=Path), help="A file in questions-words format.")
 @click.option("--method", type=click.Choice(["add", "mul", "both"]), default="both", show_default=True,

@@ -22,7 +22,7 @@ Example:
 """
 
 
-@click.command("perplexity", epilog=EPILOGUE)
+@click.command("perplexity", short_help="Perplexity, hits and ranks on held-out text.", epilog=EPILOGUE)
 @source_argument("run_path", metavar="RUN")
 @click.option("--split", type=click.Choice(["valid", "train", "test"]), default="valid", show_default=True,
               help="The part of the prepared corpus.")  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lstlm.cli.common import say
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def queries(given: str | None) -> Iterator[str]:
     if given is not None and given != "-":
         yield given
         return
+    if sys.stdin.isatty():
+        say("one query a line; end with Ctrl-D")
     # bytes, one line as it comes: an odd encoding costs one query, and a person at the terminal is answered at once
     for raw in sys.stdin.buffer:
         if line := raw.decode("utf-8", "replace").strip():
