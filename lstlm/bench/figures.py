@@ -32,6 +32,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.6,
@@ -168,14 +169,17 @@ def _speedup(figure: Any, records: list[Record]) -> None:
             points = [(r["D"], slow[r["D"], loss] / mean_ms(r)) for r in found if (r["D"], loss) in slow]
             if points:
                 axes.plot(*zip(*points, strict=True), color=colour, linestyle=DASHES[number % 4], marker="o")
-                label = f"over {base}, {loss}"
+                label = f"{base}, {loss}"
                 ends[label], colours[label] = points[-1], colour
     d = records[0]["d"]
     sizes = sorted({r["D"] for r in records})
     axes.plot(sizes, [3 * D / (5 * d) for D in sizes], color=BLACK, linewidth=1.0, linestyle=(0, (4, 2)))
     ends["theory, 3D/(5d)"], colours["theory, 3D/(5d)"] = (sizes[-1], 3 * sizes[-1] / (5 * d)), BLACK
     axes.set(
-        xscale="log", yscale="log", xlabel="vocabulary size D (words)", ylabel="speed-up of the factored layer (×)"
+        xscale="log",
+        yscale="log",
+        xlabel="vocabulary size D (words)",
+        ylabel="speed-up of the factored layer over … (×)",
     )
     _plain_numbers(axes)
     axes.axhline(1, color=GREY, linewidth=0.8)
@@ -183,9 +187,9 @@ def _speedup(figure: Any, records: list[Record]) -> None:
     figure.suptitle(_setting(records), x=0.01, ha="left", fontsize=9, color="#444444")
 
 
-def _plain_numbers(axes: Any) -> None:
+def _plain_numbers(axes: Any, *, y: bool = True) -> None:
     """Write 10,000 rather than 10⁴ at the decades."""
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis in (axes.xaxis, axes.yaxis) if y else (axes.xaxis,):
         axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
 
 
@@ -201,17 +205,18 @@ def _model(figure: Any, records: list[Record]) -> None:
     rows = list(range(len(records)))
     names = [r["method"] if r["loss"] in ("softmax", "z") else f"{r['method']}, {r['loss']}" for r in records]
     for axes, key, title in ((left, "speedup_output", "output layer only"), (right, "speedup_model", "whole model")):
-        values = [r.get(key) or 0.0 for r in records]
-        bars = axes.barh(rows, values, color=[COLOURS.get(r["method"], GREY) for r in records], height=0.6)
-        axes.bar_label(bars, [f"{v:,.0f}×" if v >= 10 else f"{v:.1f}×" for v in values], padding=3, fontsize=8)
-        part = key.removeprefix("speedup_")
-        paper = [
-            (row, r[f"paper_cpu_{part}"]) for row, r in zip(rows, records, strict=True) if f"paper_cpu_{part}" in r
-        ]
-        for row, value in paper:
-            axes.plot([value], [row], marker="D", markersize=6, color="white", markeredgecolor=BLACK, linestyle="")
+        values = [float(r.get(key) or 0.0) for r in records]
+        paper = [r.get(key.replace("speedup", "paper_cpu")) for r in records]
+        axes.barh(rows, values, color=[COLOURS.get(r["method"], GREY) for r in records], height=0.6)
+        for row, value, theirs in zip(rows, values, paper, strict=True):
+            if theirs is not None:
+                axes.plot([theirs], [row], marker="D", markersize=6, color="white", markeredgecolor=BLACK)
+            text = f"{value:,.0f}×" if value >= 10 else f"{value:.1f}×"
+            right_of = max(value, (theirs or 0) * 1.15, 0.5)
+            axes.annotate(text, (right_of, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set(xscale="log", title=title, xlabel="speed-up over the naive step (×)")
-        axes.set_xlim(0.5, 4 * max([*values, *(v for _, v in paper)]))
+        axes.set_xlim(0.5, 4 * max(*values, *(v or 1.0 for v in paper)))
+        _plain_numbers(axes, y=False)
         axes.grid(visible=False, axis="y")
     left.set_yticks(rows, names)
     left.invert_yaxis()
@@ -253,6 +258,8 @@ def _learning(figure: Any, records: list[Record]) -> None:
         axes.set(xlabel="training time (s)", title=title)
         if key == "perplexity":
             axes.set_yscale("log")
+            for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                axis_formatter(lambda value, _: f"{value:,.0f}")
         place(axes, ends, colours)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)

@@ -37,21 +37,23 @@ def _top(block: tuple[float, list[int]], gap: float) -> float:
 
 
 def place(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
-    """Write each name to the right of the end of its line; thin lines lead there where it had to move."""
+    """Write each name to the right of the axes, level with the end of its line; thin lines lead there.
+
+    Places are fractions of the axes, because the layout makes the axes narrower to give the names room.
+    """
     if not ends:
         return
-    points = 72.0 / axes.figure.dpi
-    names = list(ends)
     axes.figure.draw_without_rendering()  # the scales are final only now
-    pixels = [axes.transData.transform(ends[name]) for name in names]
-    heights = [float(y) * points for _, y in pixels]
-    edge = float(axes.transAxes.transform((1.0, 0.0))[0])
-    for name, (x, _), height, placed in zip(names, pixels, heights, spread(heights, GAP), strict=True):
+    names = list(ends)
+    to_axes = axes.transAxes.inverted()
+    heights = [float(to_axes.transform(axes.transData.transform(ends[name]))[1]) for name in names]
+    size = axes.get_window_extent().height * 72.0 / axes.figure.dpi
+    for name, height in zip(names, spread(heights, GAP / size), strict=True):
         axes.annotate(
             name,
             ends[name],
-            xytext=((edge - float(x)) * points + 12, placed - height),
-            textcoords="offset points",
+            xytext=(1.05, height),
+            textcoords="axes fraction",
             va="center",
             fontsize=8,
             color=colours[name],
