@@ -193,8 +193,7 @@ def sweep_some(state: FactoredState, rows: int) -> int:
     while left > 0:
         start = history.swept % state.D
         block = slice(start, min(start + min(left, 4096), state.D))
-        state.V[block] = state.read(block)
-        history.written(block)
+        state.write(block, state.read(block))
         history.advance(block.stop - block.start)
         left -= block.stop - block.start
     return rows
@@ -209,7 +208,7 @@ def make_stabiliser(
     makers = {"none": Stabiliser, "restore": Restore, "svd": Svd, "power": Power}
     if method not in makers:
         raise ConfigError(f"output.stabilise: {method!r} is unknown; choose one of {', '.join(METHODS)}")
-    return makers[method](low_high or PAPER_RANGE, every or PAPER_PERIOD)
+    return makers[method](low_high or PAPER_RANGE, PAPER_PERIOD if every is None else every)
 
 
 def _sweep(state: FactoredState, X: Tensor, alpha: Tensor) -> None:

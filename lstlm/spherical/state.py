@@ -186,6 +186,18 @@ class FactoredState(nn.Module):
         rows = self.V[ids].clone() if isinstance(ids, slice) else self.V.index_select(0, ids)
         return self.history.bring_forward(rows, ids)
 
+    def write(self, ids: Tensor | slice, rows: Tensor) -> None:
+        """V[ids] ← rows (n,d), given in the current frame."""
+        self.V[ids] = rows
+        self.history.written(ids)
+
+    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
+        """V[ids] ← rows + change, where `rows` is what read(ids) gave; changes of a repeated id add up."""
+        if not self.history.empty:
+            self.write(ids, rows)  # brings them to the current frame; a repeated id writes the same row twice
+        # index_add_, not V[ids] += …: a word that is the target twice must count twice
+        self.V.index_add_(0, ids, change)
+
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         """Return rows of W (n,d): v_i U + p_i ω."""
         W = self.read(ids) @ self.U

@@ -139,7 +139,8 @@ class LowRank(TouchedRows):
         torch.addmm(self.grad_H, half_gram, Hp, beta=eta, alpha=-1, out=self.HQ)  # R
         steps[:, d], steps[:, d + 1] = omega_step, w_bar_step
         self.HUT.mul_(b[:, None])
-        self._write_rows(J, eta)
+        change = g.do * J if g.do.shape[1] == 1 else (g.do[..., None] * J[:, None]).flatten(0, 1)
+        state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change.mul_(-eta))  # V − η YᵀJ
         torch.mul(J, -b[:, None], out=self.HU_inv)
         if P is None:
             state.recent.addmm_(steps.T, H, alpha=-1)
@@ -148,16 +149,6 @@ class LowRank(TouchedRows):
             state.recent[2 * d + 2 :].addmm_(self.HU_inv.T, H, alpha=-1)
         state.commit()
         return shrink
-
-    def _write_rows(self, J: Tensor, eta: float) -> None:
-        """V ← V − η YᵀJ on the touched rows, which end in the current frame."""
-        state, ids, do = self.state, self.ids.reshape(-1), self.gradient.do
-        if not state.history.empty:
-            state.V[ids] = self.rows.view(len(ids), -1)  # a repeated id writes the same row twice
-            state.history.written(ids)
-        change = do * J if do.shape[1] == 1 else (do[..., None] * J[:, None]).flatten(0, 1)
-        # index_add_, not V[ids] −= …: a word that is the target twice must count twice
-        state.V.index_add_(0, ids, change, alpha=-eta)
 
 
 class Square(TouchedRows):
@@ -208,8 +199,7 @@ class Square(TouchedRows):
         recent[d + 1] -= z_step + state.p_norm2 * c
         recent[d + 2 : 2 * d + 2] -= UK
         torch.sub(U_inv.T, state.base[2 * d + 2 :], out=recent[2 * d + 2 :])
-        state.V[self.words] = self.V_u.addmm_(F, U_inv, alpha=-eta)
-        state.history.written(self.words)
+        state.write(self.words, self.V_u.addmm_(F, U_inv, alpha=-eta))
         state.commit()
         return shrink
 
