@@ -53,7 +53,7 @@ class Words:
         ends: I64 = np.flatnonzero(data[gaps] == 0x0A) + 1  # in words, if none is empty
         if not lengths.all():
             real = lengths > 0
-            ends = np.cumsum(real)[ends - 1]
+            ends = np.cumsum(real, dtype=np.int64)[ends - 1]
             ends = ends[np.diff(ends, prepend=0) > 0]
             gaps, lengths = gaps[real], lengths[real]
         self.starts: I64 = gaps - lengths

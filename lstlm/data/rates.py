@@ -1,4 +1,4 @@
-"""How fast text becomes ids and ids become minibatches, beside other ways to count words: what `lstlm bench data` calls."""
+"""How fast text becomes ids, and ids minibatches, beside other ways to count words; `lstlm bench data` calls this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _record(method: str, words: int, types: int, seconds: float, **more: Any) ->
 def rate_of_prepare(files: Sequence[Path], workers: int, min_count: int = 3) -> dict[str, Any]:
     """Time the whole of `prepare` (read, count, merge, encode, hash) on plain, tokenised files.
 
-    `peak_mib` is the largest resident size of this process and of its largest worker so far: measure in a fresh process.
+    `peak_mib` is the largest resident size so far of this process and of its largest worker: measure in a fresh one.
     """
     with tempfile.TemporaryDirectory() as folder:
         source = FileSource("rates", [(str(file), "train") for file in files])

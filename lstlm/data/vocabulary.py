@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from lstlm.errors import DataError
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 SPECIALS = (UNK, BOS, EOS)
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+_PIECE = 1 << 16
 
 
 def is_reserved(word: str) -> bool:
@@ -56,10 +57,16 @@ class Vocabulary:
     @cached_property
     def hash(self) -> str:
         """The SHA-256 of the vocabulary file: two runs with one hash agree on every id and every count."""
-        return hashlib.sha256(self._text().encode()).hexdigest()
+        digest = hashlib.sha256()
+        for lines in self._lines():
+            digest.update(lines)
+        return digest.hexdigest()
 
-    def _text(self) -> str:
-        return "".join(f"{word}\t{count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the vocabulary file in pieces: as one string, millions of words would be in memory three times over."""
+        for start in range(0, len(self.words), _PIECE):
+            words, counts = self.words[start : start + _PIECE], self.counts[start : start + _PIECE].tolist()
+            yield "".join(f"{word}\t{count}\n" for word, count in zip(words, counts, strict=True)).encode()
 
     def encode(self, words: Iterable[str]) -> NDArray[np.int64]:
         """Return the ids of the words (w,) int64, `<unk>` for those outside the vocabulary."""
@@ -74,7 +81,8 @@ class Vocabulary:
         """Write `word<TAB>count` lines in id order; a word with a tab or a line end cannot be written."""
         if any(not word or "\t" in word or "\n" in word for word in self.words):
             raise DataError(f"{path}: a word is empty or holds a tab or a line end, which the file uses itself")
-        Path(path).write_bytes(self._text().encode())
+        with Path(path).open("wb") as file:
+            file.writelines(self._lines())
 
     @classmethod
     def read(cls, path: Path | str) -> Vocabulary:
