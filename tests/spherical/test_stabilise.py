@@ -1,0 +1,145 @@
+"""Stabilisers change the factors and never W; a learning rate above its limit is refused before anything changes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lstlm.errors import ConfigError, NumericsError
+from lstlm.spherical import SphericalOutput
+from lstlm.spherical.shrink import Shrink
+from lstlm.spherical.stabilise import METHODS, make_stabiliser
+from lstlm.spherical.state import FactoredState
+from tests.spherical.oracle import (
+    EXACT,
+    LOSSES,
+    Dense,
+    Layer,
+    assert_same_step,
+    assert_same_weights,
+    assert_unchanged,
+    make_batch,
+    random_weight,
+    scaled,
+    snapshot,
+)
+
+D, d = 31, 6
+REPAIRING = [method for method in METHODS if method != "none"]
+
+
+def skewed_state(sigma: list[float], seed: int, lazy: bool) -> FactoredState:
+    """A state whose U has the singular values `sigma` and whose ω is not zero, as after some training."""
+    state = FactoredState(random_weight(D, d, seed), lazy=lazy)
+    g = torch.Generator().manual_seed(seed)
+    left, right = (torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64)).Q for _ in range(2))
+    state.set_frame(left @ torch.diag(torch.tensor(sigma, dtype=torch.float64)) @ right)
+    state.assign(omega=random_weight(1, d, seed + 1))
+    state.refresh_gram()
+    return state
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.floats(-4, 3), min_size=d, max_size=d), st.integers(0, 99), st.sampled_from(METHODS))
+def test_w_is_unchanged_and_u_comes_into_range(exponents: list[float], seed: int, method: str) -> None:
+    state = skewed_state([10**e for e in exponents], seed, lazy=method == "lazy")
+    stabiliser = make_stabiliser(method, d, (0.05, 20.0), 1)
+    W = state.materialise()
+    sigma = torch.linalg.svdvals(state.exactly("U"))
+    outside = int(((sigma < 0.05) | (sigma > 20)).sum())
+
+    # "may have shrunk and grown by any amount": lazy looks only where the bounds give it a reason
+    report = stabiliser.after_update(state, Shrink(1.0, 1e9))
+
+    torch.testing.assert_close(state.materialise(), W, rtol=1e-9, atol=1e-9 * float(W.abs().max()))
+    torch.testing.assert_close(state.exactly("Q"), W.T @ W, rtol=1e-9, atol=1e-9 * float((W.T @ W).abs().max()))
+    if method == "none":
+        assert report.repaired == 0
+        return
+    assert report.repaired >= outside and (report.repaired == 0) <= (outside == 0)
+    assert int(stabiliser.total) == report.repaired
+    if method != "lazy" and outside:
+        assert report.rows_swept == D * (report.repaired if method == "power" else 1)
+    after = torch.linalg.svdvals(state.exactly("U"))
+    # power iterations find σ to a few digits: a value at the very edge may be taken for inside
+    assert float(after[-1]) > 0.04 and float(after[0]) < 25
+    identity = torch.eye(d, dtype=torch.float64)
+    torch.testing.assert_close(state.exactly("U") @ state.exactly("U_inv_T").T, identity, **EXACT)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_training_with_repairs_equals_dense_autograd(method: str, loss: str) -> None:
+    W = random_weight(D, d)
+    every = None if method == "lazy" else 3
+    layer = Layer(W, loss, stabilise=method, stabilise_range=(0.7, 1.4), stabilise_every=every)
+    dense = Dense(W, loss)
+    rate = {"squared": 0.03, "spherical": 0.8, "taylor": 1.0, "z": 5.0, "custom": 1.0}[loss]
+    for step in range(40):
+        batch = make_batch(step, D, d, 3 if step % 2 else 9, 2)
+        assert_same_step(layer.step(batch, rate), dense.step(batch, rate))
+    assert_same_weights(layer, dense.W)
+    repairs = layer.head.diagnostics()["stabilisations"]
+    assert repairs > 0 if method != "none" else repairs == 0
+
+
+def test_a_stabiliser_waits_for_its_period() -> None:
+    state = skewed_state([1e-4, 1, 1, 1, 1, 1], 0, lazy=False)
+    stabiliser = make_stabiliser("svd", d, None, 3)
+    assert [stabiliser.after_update(state, Shrink(0, 0)).repaired for _ in range(4)] == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings_", "problem"),
+    [
+        ({"stabilise": "svdd"}, "svdd"),
+        ({"stabilise": "svd", "stabilise_range": (0.0, 10.0)}, "stabilise_range"),
+        ({"stabilise": "lazy", "stabilise_range": (2.0, 10.0)}, "stabilise_range"),
+        ({"stabilise": "svd", "stabilise_range": (0.1, float("inf"))}, "stabilise_range"),
+        ({"stabilise": "svd", "stabilise_every": -1}, "stabilise_every"),
+        ({"stabilise": "svd", "stabilise_every": 0}, "stabilise_every"),
+    ],
+)
+def test_wrong_settings_are_named(settings_: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        SphericalOutput(d, D, **settings_)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("m", [1, 4, 15])
+@pytest.mark.parametrize("loss", ["squared", "spherical", "taylor", "custom"])
+def test_a_learning_rate_above_the_limit_names_the_limit_and_changes_nothing(loss: str, m: int, decay: float) -> None:
+    layer = Layer(random_weight(D, d), loss)
+    layer.step(make_batch(0, D, d, m), 0.01)
+    batch = scaled(make_batch(1, D, d, m), 2.0)
+    layer.backward(batch)
+    before = snapshot(layer.head)
+    with pytest.raises(NumericsError, match="largest stable") as caught:
+        layer.head.update(1e3 if decay == 0 else 1.9, decay)
+    assert_unchanged(layer.head, before)
+    limit = float(re.search(r"largest stable ([-+.e\d]+)", str(caught.value)).group(1))  # type: ignore[union-attr]
+
+    with pytest.raises(NumericsError, match="largest stable"):
+        layer.head.update(1.01 * limit, decay)
+    assert_unchanged(layer.head, before)
+    layer.head.update(0.999 * limit, decay)  # the same backward pass still serves
+    assert bool(torch.isfinite(layer.weight()).all())
+
+
+def test_a_learning_rate_above_the_limit_with_a_preconditioner() -> None:
+    layer = Layer(random_weight(D, d), "squared")
+    P = torch.diag(torch.arange(1.0, d + 1)).double()
+    for m in (3, 15):
+        layer.backward(make_batch(1, D, d, m))
+        before = snapshot(layer.head)
+        with pytest.raises(NumericsError, match="largest stable") as caught:
+            layer.head.update(10.0, preconditioner=P)
+        assert_unchanged(layer.head, before)
+        limit = float(re.search(r"largest stable ([-+.e\d]+)", str(caught.value)).group(1))  # type: ignore[union-attr]
+        with pytest.raises(NumericsError, match="largest stable"):
+            layer.head.update(1.01 * limit, preconditioner=P)
+        layer.head.update(0.999 * limit, preconditioner=P)
