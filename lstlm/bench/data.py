@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -27,7 +30,8 @@ _PACKED = (".gz", ".bz2", ".xz", ".lzma", ".zst")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: a text file (None: made up, `words` long), minibatches of m, `seconds` for each rate."""
+    """What to measure: a text file (None: made up, `words` long), minibatches of m, `seconds` for each rate of
+    minibatches, `rounds` over the whole file."""
 
     source: Path | None = None
     words: int = 5_000_000
@@ -35,6 +39,7 @@ class Plan:
     context: int = 4
     seconds: float = 3.0
     workers: int | None = None
+    rounds: int = 3
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
@@ -45,7 +50,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
         path = plan.source or _made_up(Path(folder) / "text.txt", plan.words)
         words = sum(len(line.split()) for line in path.open("rb"))  # also brings the file into the system's cache
         say(f"{path if plan.source else 'made-up text'}: {words:,} words, {path.stat().st_size / 2**20:.1f} MiB")
-        records = list(_counters(plan, path, words, Path(folder), say))
+        records = _counters(plan, path, words, Path(folder), say)
         records += _minibatches(plan, Corpus.open(Path(folder) / "corpus"), say)
     return records
 
@@ -63,27 +68,33 @@ def _made_up(path: Path, words: int) -> Path:
     return path
 
 
-def _counters(plan: Plan, path: Path, words: int, folder: Path, say: Callable[[str], None]) -> Iterator[Record]:
-    """Yield the rates of all that reads the whole file."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    counts = sorted({1, plan.workers or cores})
-    jobs: list[tuple[str, str, int, Callable[[], object]]] = [
-        ("prepare", "lstlm", workers, lambda workers=workers: _prepare(path, folder / "corpus", workers))  # type: ignore[misc]
-        for workers in counts
-    ]
-    jobs.append(("count", "collections.Counter", 1, lambda: _count(path)))
-    if importlib.util.find_spec("gensim") is not None:
-        jobs.append(("count", "gensim", 1, lambda: _scan(path)))
-    else:
-        say("skipped: gensim is not installed")
-    for what, method, workers, job in jobs:
-        began = perf_counter()
-        job()
-        seconds = perf_counter() - began
-        say(f"{method} with {workers} process{'es' if workers > 1 else ''}: {seconds:.1f} s")
-        sizes = {"words": words, "bytes": path.stat().st_size, "seconds": seconds}
+def _counters(plan: Plan, path: Path, words: int, folder: Path, say: Callable[[str], None]) -> list[Record]:
+    """Return the rates of all that reads the whole file, each timed once a round; the median counts."""
+    times: dict[tuple[str, str, int], list[float]] = {}
+    for number in range(plan.rounds):
+        for key, job in _jobs(plan, path, folder):
+            began = perf_counter()
+            job()
+            times.setdefault(key, []).append(perf_counter() - began)
+        say(f"round {number + 1} of {plan.rounds}: " + ", ".join(f"{k[1]} {t[-1]:.1f} s" for k, t in times.items()))
+    records = []
+    for (what, method, workers), found in times.items():
+        seconds = statistics.median(found)
+        sizes = {"words": words, "bytes": path.stat().st_size, "seconds": seconds, "rounds": len(found)}
         rates = {"words_per_s": words / seconds, "mib_per_s": path.stat().st_size / 2**20 / seconds}
-        yield {"what": what, "method": method, "workers": workers, **sizes, **rates}
+        records.append({"what": what, "method": method, "workers": workers, **sizes, **rates})
+    return records
+
+
+def _jobs(plan: Plan, path: Path, folder: Path) -> Iterator[tuple[tuple[str, str, int], Callable[[], object]]]:
+    """Yield (what, by whom, processes) and the job, with what it imports imported."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for workers in sorted({1, plan.workers or cores}):
+        yield ("prepare", "lstlm", workers), partial(_prepare, path, folder / "corpus", workers)
+    yield ("count", "collections.Counter", 1), partial(_count, path)
+    if importlib.util.find_spec("gensim") is not None:
+        importlib.import_module("gensim.models.word2vec")
+        yield ("count", "gensim", 1), partial(_scan, path)
 
 
 def _prepare(path: Path, out: Path, workers: int) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from lstlm.network import Network
 from lstlm.training.dryrun import dry_run
 from lstlm.training.metrics import finite_or_none
 from lstlm.training.session import train
+from lstlm.training.validate import Validator
 from lstlm.vectors import Vectors
 
 PEERS = ("gensim-sg", "gensim-cbow")
@@ -134,17 +136,29 @@ def _common(label: str, corpus: Corpus, seed: int) -> Record:
 def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordScores, seed: int) -> list[Record]:
     """Train one configuration and return a record for each evaluation."""
     device = torch.device("cpu")
-    step_ms = dry_run(config, corpus, device).step_ms
+    step_ms, evaluation_s = _costs(config, corpus, scores, device)
     log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
+    # The trainer's budget counts evaluations too; what is promised here is seconds of training.
+    minutes = (plan.seconds + evaluation_s * (plan.points + 1)) / 60
     # No checkpoint but the best and the last: writing them is not what is measured.
     pace: dict[str, Any] = {"log_every": log_every, "eval_every": 4 * log_every, "checkpoint_every": 10**9}
-    paced = replace(config, train=replace(config.train, seed=seed, keep_checkpoints=1, **pace))
+    pace |= {"keep_checkpoints": 1, "simlex": False, "max_minutes": minutes}
+    paced = replace(config, train=replace(config.train, seed=seed, **pace))
     with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
         run_folder = Path(folder) / "run"
         train(paced, run_folder, device=device, quiet=True, scorer=scores)
         points = curve((run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     kind = {"method": config.output.kind, "loss": config.output.loss}
     return [{**_common(label, corpus, seed), **kind, **point} for point in points]
+
+
+def _costs(config: Config, corpus: Corpus, scores: WordScores, device: torch.device) -> tuple[float, float]:
+    """Return what a step takes in milliseconds, and an evaluation in seconds."""
+    step_ms = dry_run(config, corpus, device).step_ms
+    network = Network(config, corpus.vocabulary.counts, generator=torch.Generator().manual_seed(1))
+    began = perf_counter()
+    Validator(config, corpus, scores)(network)
+    return step_ms, perf_counter() - began
 
 
 def curve(lines: Iterable[str]) -> list[Record]:

@@ -185,6 +185,7 @@ def data(**given: Any) -> None:
         context=given["context"],
         seconds=min(given["seconds"], 0.3) if quick else given["seconds"],
         workers=given["threads"],
+        rounds=1 if quick else 3,
     )
     common.check_before_work(given)
     common.deliver("data", bench.run(plan, common.say), given)
