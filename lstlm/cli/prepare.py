@@ -79,7 +79,7 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
 
     Text has one sentence a line. The folder appears under its name only when it is whole.
     """
-    from lstlm.data.prepare import prepare
+    from lstlm.data.prepare import check_target, prepare
     from lstlm.data.sources import open_source
     from lstlm.errors import ConfigError
 
@@ -88,8 +88,7 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
     names = (*sources, *more_sources)
     options = _options(names, given)
     cap = {} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}
-    if out.is_dir() and any(out.iterdir()) and not given["force"]:  # before a download of hours
-        raise ConfigError(f"--out {out}: the folder is not empty; choose another or add --force to replace it")
+    check_target(out, given["force"])  # now, before a download of hours
     source = open_source(
         names,
         valid=given["valid"],

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from lstlm.data.blocks import Reader
 from lstlm.errors import DataError
@@ -128,6 +128,16 @@ def unpack(file: HashingReader, name: str, cap: int, kind: str | None = None) ->
     return CappedReader(stream, name, cap)
 
 
+def _open_raw(path: str) -> IO[bytes]:
+    """Open a file, or the standard input, without a buffer.
+
+    A buffered read of a pipe gathers its bytes in one go that no signal handler can enter: Ctrl-C would have to wait.
+    """
+    if path == "-":
+        return cast(IO[bytes], getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+    return cast(IO[bytes], Path(path).open("rb", buffering=0))
+
+
 @dataclass
 class FileSource:
     """Text files, each for one part; `-` is the standard input."""
@@ -154,7 +164,7 @@ class FileSource:
         left = self.max_bytes
         for path, part in self.files:
             try:
-                file = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 (closed below)
+                file = _open_raw(path)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
             try:

@@ -114,6 +114,8 @@ class Examples:
             raise CheckpointError(f"the saved data position {state} is not in this corpus; was it prepared again?")
         self._batch, self._buffer, self._offset, self._next_buffer = batch, buffer, offset, buffer
         self._load_buffer()
+        if offset > self._sizes[0]:
+            raise CheckpointError(f"the saved data position {state} is not in this corpus; was it prepared again?")
         self._pending = self._pending[offset:]
 
     def _start_epoch(self, epoch: int) -> None:

@@ -89,13 +89,25 @@ def prepare(
     return {**manifest, "seconds": seconds, "words_per_s": words / seconds["all"]}
 
 
+def check_target(out: Path, force: bool) -> None:
+    """Refuse an output folder with content; with `force`, one that holds anything but a corpus."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; name a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not force:
+        raise ConfigError(f"--out {out}: the folder is not empty; choose another or add --force to replace it")
+    names = {path.name for path in out.iterdir()}
+    foreign = names - {MANIFEST, VOCABULARY, *(f"{part}.ids" for part in PARTS)}
+    if foreign or MANIFEST not in names:
+        what = f"it holds {min(foreign)!r}" if foreign else f"it has no {MANIFEST}"
+        raise ConfigError(f"--out {out}: --force replaces prepared corpora only, and {what}; choose another folder")
+
+
 @contextmanager
 def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder beside `out` that becomes `out` if the body succeeds and vanishes if it does not."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is a file; name a folder")
-    if out.is_dir() and any(out.iterdir()) and not force:
-        raise ConfigError(f"--out {out}: the folder is not empty; choose another or add --force to replace it")
+    check_target(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
     for stale in out.parent.glob(f".{out.name}.tmp-*"):  # of a run that was killed outright
         pid = stale.name.rpartition("-")[2]
@@ -108,7 +120,12 @@ def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
         old = out.parent / f".{out.name}.old-{os.getpid()}"
         if out.exists():
             out.rename(old)
-        folder.rename(out)
+        try:
+            folder.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -152,7 +152,12 @@ def test_wrong_arguments_and_states_are_refused() -> None:
         with pytest.raises(ConfigError):
             Examples(split, vocabulary, **{"context": 2, "batch_size": 4, "seed": 0, **wrong})
     examples = Examples(split, vocabulary, context=2, batch_size=4, seed=0)
-    for state in ({}, {"epoch": 0, "batch": 0, "buffer": 99, "offset": 0}, {**examples.state(), "offset": -1}):
+    for state in (
+        {},
+        {"epoch": 0, "batch": 0, "buffer": 99, "offset": 0},
+        {**examples.state(), "offset": -1},
+        {**examples.state(), "offset": 999},
+    ):
         with pytest.raises(CheckpointError):
             examples.restore(state)
     small = Vocabulary(vocabulary.words[:10], vocabulary.counts[:10])

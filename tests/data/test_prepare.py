@@ -237,7 +237,11 @@ def test_a_folder_with_content_is_not_replaced_unasked(tmp_path: Path) -> None:
     source = FileSource("test", [(os.devnull, "train")])
     with pytest.raises(ConfigError, match="not empty; choose another or add --force"):
         prepare.prepare(source, tmp_path / "out", PrepareOptions())
+    with pytest.raises(ConfigError, match="replaces prepared corpora only, and it holds 'thesis.tex'"):
+        prepare.prepare(source, tmp_path / "out", PrepareOptions(), force=True)
     assert (tmp_path / "out" / "thesis.tex").exists()
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
+        prepare.prepare(source, tmp_path / "out" / "thesis.tex", PrepareOptions(), force=True)
 
 
 def test_a_killed_worker_is_an_error_not_a_hang(tmp_path: Path) -> None:
