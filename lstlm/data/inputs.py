@@ -150,9 +150,11 @@ class FileSource:
 
     @property
     def total_bytes(self) -> int | None:
-        """The bytes on disk, None for a pipe."""
+        """The bytes on disk, None if one of the files is a pipe."""
+        if not all(Path(path).is_file() for path, _ in self.files):
+            return None
         try:
-            return sum(Path(path).stat().st_size for path, _ in self.files if path != "-") or None
+            return sum(Path(path).stat().st_size for path, _ in self.files)
         except OSError:
             return None
 
