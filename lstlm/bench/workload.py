@@ -9,9 +9,9 @@ from torch import Tensor
 
 ZIPF_EXPONENT = 1.0
 ZIPF_SHIFT = 2.7  # Mandelbrot's shift: the commonest word of English text has about 5 % of it, not 7
-SPREAD = 0.8  # standard deviation of a unit's input around its mean
-MEAN = 0.6  # standard deviation over the units of that mean: the direction that dominates H
-SPECTRUM_DECAY = 0.75  # the k-th standard deviation falls as k^-0.75
+SPREAD = 0.6  # standard deviation of a unit's input around its mean
+MEAN = 0.8  # standard deviation over the units of that mean: the direction that dominates H
+SPECTRUM_DECAY = 0.6  # the k-th standard deviation falls as k^-0.6
 DRIFT_STEPS = 5000.0  # steps in which the directions turn by one radian
 REFRESH_EVERY = 50  # steps between two looks at the drift: between them it is far below the noise of a minibatch
 

@@ -1,0 +1,143 @@
+"""Pictures come from records alone; records are made here."""
+
+import builtins
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lstlm.bench import figures, model
+from lstlm.bench.labels import spread
+from lstlm.bench.records import Record
+from lstlm.errors import ConfigError
+
+SIZES = (1000, 10_000, 100_000)
+
+
+def output_records() -> list[Record]:
+    records = []
+    kinds = [
+        ("factored", "z", "lazy"),
+        ("factored", "taylor", "lazy"),
+        ("factored", "z", "svd"),
+        ("naive", "z", "none"),
+    ]
+    kinds += [("naive", "taylor", "none"), ("naive-blocked", "z", "none"), ("sampled", "softmax", "none")]
+    kinds += [("log_prob", "taylor", "lazy")]
+    for D in SIZES:
+        for method, loss, stabilise in kinds:
+            ms = 2.0 if method != "naive" else D / 300
+            sizes = {"D": D, "d": 300, "m": 128, "threads": 1, "dtype": "float32", "steps": 9}
+            times = {"step_ms": ms, "step_ms_p10": 0.9 * ms, "step_ms_p90": 1.1 * ms, "step_ms_mean": ms}
+            more = {"stabilise": stabilise, "stabilise_ms": 0.0, "gemm_floor_ms": 1.0}
+            records.append({"method": method, "loss": loss, **sizes, **times, **more})
+    return records
+
+
+def model_records() -> list[Record]:
+    rows = [("naive", 2000.0, 2100.0), ("hierarchical", 12.0, 15.0), ("factored", 2.0, 5.0)]
+    sizes = {"D": 793_471, "d": 301, "m": 128, "hidden_layers": 2}
+    return [
+        {"method": name, "loss": "z", "output_ms": output, "step_ms": whole, "step_ms_mean": whole, **sizes}
+        for name, output, whole in rows
+    ]
+
+
+def learning_records() -> list[Record]:
+    return [
+        {"label": label, "seed": seed, "train_s": float(t), "simlex": 0.1 * math.log(t) + 0.01 * seed, "final": t == 4}
+        | ({"perplexity": 900.0 / t} if label == "lm" else {})
+        for label in ("lm", "gensim-sg")
+        for seed in (1, 2)
+        for t in (1, 2, 4)
+    ]
+
+
+def data_records() -> list[Record]:
+    files = {"words_per_s": 1e6, "workers": 2}
+    return [
+        {"what": "prepare", "method": "lstlm", **files},
+        {"what": "count", "method": "gensim", **files},
+        {"what": "minibatches", "method": "lstlm", "kind": "window", "examples_per_s": 2e6},
+    ]
+
+
+DOCUMENTS: dict[str, list[Record]] = {
+    "output": output_records(),
+    "model": model.with_paper(model_records()),
+    "learning": learning_records(),
+    "data": data_records(),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [("output", ".png"), ("model", ".png"), ("learning", ".svg"), ("data", ".pdf")]
+)
+def test_every_benchmark_has_its_figure(kind: str, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / "new" / f"figure{ending}"
+    written = figures.draw({"benchmark": kind, "records": DOCUMENTS[kind]}, path)
+    assert written[0] == path and len(written) == (2 if kind == "output" else 1)
+    magic = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending]
+    assert all(file.read_bytes().startswith(magic) for file in written)
+
+
+def test_lines_are_named_and_axes_have_units(tmp_path: Path) -> None:
+    timing, speedup = figures.draw({"benchmark": "output", "records": output_records()}, tmp_path / "f.svg")
+    text = timing.read_text(encoding="utf-8")
+    for name in ("factored, z", "factored, taylor", "naive-blocked", "sampled", "GEMM floor"):
+        assert f">{name}<" in text
+    assert "log_prob" not in text and "time of a step (ms)" in text and "vocabulary size D (words)" in text
+    text = speedup.read_text(encoding="utf-8")
+    assert ">theory, 3D/(5d)<" in text and ">naive, taylor<" in text and ">naive-blocked, z<" in text
+
+
+def test_the_speedup_is_that_of_the_same_loss() -> None:
+    from matplotlib.figure import Figure
+
+    records = output_records()
+    for record in records:
+        if record["method"] == "naive" and record["loss"] == "taylor":
+            record["step_ms"] = 7 * record["D"]
+    figure = Figure()
+    figures._speedup(figure, records)
+    lines = {tuple(line.get_xdata()): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]
+    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]
+    assert [3.5 * D for D in SIZES] in drawn  # 7·D ms over 2 ms
+    assert [3 * D / 1500 for D in SIZES] in drawn and lines
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "message"),
+    [
+        ("figure.bmp", output_records(), r"figure.bmp: the ending says the format; use one of .png, .pdf, .svg"),
+        ("figure.png", [], "no figure for 0 records"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(name: str, records: list[Record], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        figures.draw({"benchmark": "output", "records": records}, tmp_path / name)
+
+
+def test_without_matplotlib_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ConfigError, match=r"matplotlib is not installed; `pip install 'lstlm\[plot\]'`"):
+        figures.check_drawing(tmp_path / "figure.png")
+
+
+def test_names_are_moved_apart_and_keep_their_order() -> None:
+    heights = [0.0, 1.0, 1.5, 50.0, 52.0, 100.0]
+    placed = spread(heights, 10.0)
+    assert all(b - a >= 10 - 1e-9 for a, b in pairwise(placed))
+    assert placed[-1] == 100.0 and sum(placed[3:5]) == pytest.approx(102.0)
+    shuffled = spread([heights[i] for i in (3, 0, 5, 1, 4, 2)], 10.0)
+    assert shuffled == pytest.approx([placed[i] for i in (3, 0, 5, 1, 4, 2)])
+    assert spread([], 10.0) == []
