@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "data": FOUNDATION,
     "environment": FOUNDATION | {"__init__"},
     "spherical": FOUNDATION,
+    "verification": FOUNDATION | {"spherical"},
     "outputs": FOUNDATION | {"config", "spherical"},
     "distributed": FOUNDATION | {"config", "spherical", "outputs"},
     "network": FOUNDATION | {"config", "spherical", "outputs", "distributed"},

@@ -1,0 +1,80 @@
+"""``lstlm verify``: the factored and the naive output layer side by side."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from lstlm.cli.common import is_quiet, print_json
+
+if TYPE_CHECKING:
+    from lstlm.verification import Errors
+
+LOSSES = ("squared", "spherical", "taylor", "z")
+EPILOGUE = """\b
+Example:
+  lstlm verify
+  lstlm verify --steps 1000 --dtype float32
+  lstlm verify --loss z --json
+"""
+
+
+@click.command("verify", epilog=EPILOGUE)
+@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Updates of each layer.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    show_default=True,
+    help="Precision of the factored layer; the naive one, the truth, is always in float64.",
+)
+@click.option("--loss", "losses", type=click.Choice(LOSSES), multiple=True, help="Only this loss; may be repeated.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of weights and minibatches."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json: bool) -> None:
+    """Train the factored and the naive output layer on the same minibatches, and show how far they are apart.
+
+    Each number is a relative error ‖factored − naive‖ / ‖naive‖: of the weights W and of what is tracked beside them
+    (Q = WᵀW, w̄ = Wᵀ1, U⁻ᵀ) after the last update, of the gradient to the hidden layer and of the losses at the worst
+    step. Exits with 1 if one is above 1e-9 in float64, or 1e-3 in float32.
+    """
+    from tqdm import tqdm
+
+    from lstlm.verification import BOUND, compare
+
+    chosen = losses or LOSSES
+    with tqdm(total=steps * len(chosen), unit="step", desc="verify", leave=False, disable=is_quiet() or None) as bar:
+        errors = {loss: compare(loss, steps, dtype, seed, bar.update) for loss in chosen}
+    worst = max(found.worst() for found in errors.values())
+    agree = worst <= BOUND[dtype]
+    if as_json:
+        finite = {loss: {name: _json_number(e) for name, e in asdict(found).items()} for loss, found in errors.items()}
+        document = {
+            "losses": finite,
+            "dtype": dtype,
+            "steps": steps,
+            "seed": seed,
+            "bound": BOUND[dtype],
+            "agree": agree,
+        }
+        print_json(document)
+    else:
+        _print_table(errors)
+        verdict = "the same layer" if agree else "NOT the same layer"
+        click.echo(f"\n{verdict}: largest error {worst:.1e}, bound {BOUND[dtype]:.0e} ({dtype}, {steps} steps)")
+    if not agree:
+        click.get_current_context().exit(1)
+
+
+def _print_table(errors: "dict[str, Errors]") -> None:
+    names = list(asdict(next(iter(errors.values()))))
+    click.echo("loss      " + "".join(f"{name:>10}" for name in names))
+    for loss, found in errors.items():
+        click.echo(f"{loss:<10}" + "".join(f"{value:>10.1e}" for value in asdict(found).values()))
+
+
+def _json_number(value: float) -> float | None:
+    """JSON has no nan and no infinity."""
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,100 @@
+"""The factored and the naive output layer side by side: are they the same layer?
+
+Both start from the same W and see the same minibatches. The naive layer stores W in full and runs in float64: it is the
+truth for both dtypes. Targets follow Zipf's law, as words do; the hidden values depend on the target and drift, so that
+there is something to learn; with squared error and the Z-loss U is repaired many times on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
+
+BOUND = {"float64": 1e-9, "float32": 1e-3}
+# Learning rates for the mean loss at the sizes below, each well within its limit and large enough to move W a lot.
+RATES = {"squared": 0.02, "spherical": 2.0, "taylor": 10.0, "z": 20.0}
+VOCAB, HIDDEN, BATCH = 2000, 63, 32  # with the constant feature, d = 64
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors ‖factored − naive‖ / ‖naive‖: of the last state (W to U_inv_T), and the worst of all steps."""
+
+    W: float
+    Q: float
+    w_bar: float
+    U_inv_T: float
+    grad_H: float
+    loss: float
+
+    def worst(self) -> float:
+        # `max` would pass over a nan in any place but the first
+        return max((float("inf") if value != value else value) for value in asdict(self).values())
+
+
+def minibatches(steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield h (m,hidden) in float64, exactly representable in float32, and target ids (m,)."""
+    generator = torch.Generator().manual_seed(seed)
+    frequency = 1 / torch.arange(1.0, VOCAB + 1)
+    meaning = torch.randn(VOCAB, HIDDEN, generator=generator)
+    drift = torch.zeros(HIDDEN)
+    for _ in range(steps):
+        ids = torch.multinomial(frequency, BATCH, replacement=True, generator=generator)
+        drift += 0.02 * torch.randn(HIDDEN, generator=generator)
+        noise = torch.randn(BATCH, HIDDEN, generator=generator)
+        yield torch.tanh(0.7 * meaning[ids] + 0.5 * noise + drift).double(), ids
+
+
+def compare(loss: str, steps: int, dtype: str, seed: int, tick: Callable[[], object] = lambda: None) -> Errors:
+    """Train both layers for `steps` minibatches and return how far the factored one is from the naive one."""
+    precision = torch.float64 if dtype == "float64" else torch.float32
+    scale = 0.5 / HIDDEN**0.5  # not 0, not even for squared error: equal by being zero would prove nothing
+    settings = {"init_scale": scale, "generator": torch.Generator().manual_seed(seed)}
+    factored = SphericalOutput(HIDDEN, VOCAB, make_loss(loss), dtype=precision, **settings)
+    naive = DenseSphericalOutput(HIDDEN, VOCAB, make_loss(loss), dtype=torch.float64, init_scale=0.0)
+    naive.set_weight(factored.weight())
+    loss_error = grad_error = 0.0
+    for h, ids in minibatches(steps, seed):
+        losses, grad = _step(factored, h.to(precision), ids, RATES[loss])
+        true_losses, true_grad = _step(naive, h, ids, RATES[loss])
+        loss_error = _larger(loss_error, relative(losses, true_losses))
+        grad_error = _larger(grad_error, relative(grad, true_grad))
+        tick()
+    return _errors_of_state(factored, naive, grad_error, loss_error)
+
+
+def _step(head: SphericalOutput | DenseSphericalOutput, h: Tensor, ids: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    h.requires_grad_()
+    h.grad = None
+    losses = head(h, ids)
+    (grad,) = torch.autograd.grad(losses.mean(), h)
+    head.update(lr)
+    return losses.detach(), grad
+
+
+def _errors_of_state(factored: SphericalOutput, naive: DenseSphericalOutput, grad: float, loss: float) -> Errors:
+    W, state = naive.state.materialise(), factored.state
+    U = state.exactly("U")
+    return Errors(
+        W=relative(state.materialise(), W),
+        Q=relative(state.exactly("Q"), W.T @ W),
+        w_bar=relative(state.exactly("w_bar").reshape(-1), W.sum(0)),
+        U_inv_T=relative(state.exactly("U_inv_T"), torch.linalg.inv(U).T),
+        grad_H=grad,
+        loss=loss,
+    )
+
+
+def relative(got: Tensor, truth: Tensor) -> float:
+    """Return ‖got − truth‖ / ‖truth‖ over all entries, in float64."""
+    return float(torch.linalg.vector_norm(got.double() - truth.double()) / torch.linalg.vector_norm(truth.double()))
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two errors; nan, which compares as neither, is the largest."""
+    return other if other != other or other > one else one
