@@ -76,6 +76,8 @@ class Network(nn.Module):
         combined = size * self.context_width if self.combine == "concat" else size
         self.hidden = HiddenLayers(combined, config.model, table, generator)
         last = config.model.hidden[-1] if config.model.hidden else combined
+        self.sides = 2 if config.data.context_kind == "cooccurrence" else 1
+        counts = torch.as_tensor(counts).repeat(self.sides)
         self.output = make_output(config.output, last, counts, dtype=dtype, device=device, generator=generator)
 
     @property
@@ -110,8 +112,9 @@ class Network(nn.Module):
         return self.embedding.weight
 
     def output_vectors(self) -> Tensor:
-        """Return the word vectors of the output side (D,hidden)."""
-        return self.head.weight()
+        """Return the word vectors of the output side (D,hidden); left and right added up where they are apart."""
+        weight = self.head.weight()
+        return weight if self.sides == 1 else weight.view(self.sides, -1, weight.shape[1]).sum(0)
 
     def _check_context(self, context: Tensor) -> None:
         if context.ndim != 2 or context.numel() == 0 or context.dtype not in (torch.int64, torch.int32):

@@ -41,6 +41,8 @@ def values(kind: Any, limits: dict[str, float]) -> st.SearchStrategy[Any]:
 # Keys that are checked together, drawn so that the rules between them hold.
 TOGETHER = {
     "data.context": st.integers(1, 512).map(lambda half: 2 * half),
+    "data.context_kind": st.sampled_from(("previous", "window", "bag")),
+    "output.prior": st.just("none"),
     "output.stabilise_range": st.none() | st.floats(1e-9, 1.0).map(lambda low: (low, 2 * low)),
     "output.weight_decay": st.floats(0, 0.5),
     "optim.output_lr": st.floats(0, 1, exclude_min=True),

@@ -49,12 +49,29 @@ def _decay_shrinks(config: Config) -> str | None:
     return None
 
 
+def _rows_are_refitted(config: Config) -> str | None:
+    if config.data.context_kind != "cooccurrence":
+        return None
+    if config.model.hidden or config.output.loss != "squared" or config.output.kind not in ("factored", "naive"):
+        return "cooccurrence is solved in closed form: set model.hidden [], output.loss squared, output.kind factored"
+    return None
+
+
+def _prior_tilts_a_softmax(config: Config) -> str | None:
+    output = config.output
+    if output.prior == "none" or (output.kind in ("factored", "naive") and output.loss in ("spherical", "taylor")):
+        return None
+    return f"{output.prior} needs output.kind factored or naive with output.loss spherical or taylor; set it to none"
+
+
 RULES = (
     Rule(("train.max_steps", "train.max_epochs", "train.max_minutes"), _has_an_end),
     Rule(("optim.warmup_steps", "train.max_steps"), _warmup_ends),
     Rule(("output.stabilise_range",), _range_is_ordered),
     Rule(("data.context", "data.context_kind"), _window_is_even),
     Rule(("output.weight_decay", "optim.output_lr"), _decay_shrinks),
+    Rule(("data.context_kind", "model.hidden", "output.loss", "output.kind"), _rows_are_refitted),
+    Rule(("output.prior", "output.kind", "output.loss"), _prior_tilts_a_softmax),
 )
 
 

@@ -23,6 +23,15 @@ class DataConfig:
         "words around it; cooccurrence: one word predicts its row of association scores",
     )
     subsample: float = option(0.0, "threshold for dropping frequent words; 0 keeps all", at_least=0, below=1)
+    weighting: Literal["ppmi", "sqrt", "log"] = option(
+        "ppmi", "cooccurrence: score of a pair: positive pointwise mutual information, or the counts' root or logarithm"
+    )
+    distance: Literal["flat", "linear", "harmonic"] = option(
+        "linear", "cooccurrence: how a pair's weight falls with the distance"
+    )
+    smoothing: float = option(0.75, "cooccurrence: power of the context's frequency", at_least=0, at_most=1)
+    shift: float = option(1.0, "cooccurrence: ppmi is lowered by its logarithm", above=0)
+    min_pair: float = option(0.0, "cooccurrence: pairs with less weight in the corpus are left out", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +42,9 @@ class ModelConfig:
     hidden: tuple[int, ...] = option((300, 300), "sizes of the hidden layers; [] for none", at_least=1, at_most=65536)
     activation: Literal["tanh", "relu", "identity"] = option("tanh", "non-linearity of the hidden layers")
     combine: Literal["concat", "sum", "mean"] = option("concat", "how the context's vectors become one")
+    vector_power: float = option(
+        0.25, "cooccurrence: word vectors are principal axes times singular values to this power", at_least=0, at_most=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +75,10 @@ class OutputConfig:
     classes: int | None = option(None, "hierarchical: classes; null for the root of the vocabulary", at_least=2)
     clustering: Literal["frequency", "brown"] = option("frequency", "hierarchical: how words are put into classes")
     bias: bool = option(True, "whether each output word has a bias")
+    prior: Literal["none", "unigram"] = option(
+        "none", "loss spherical or taylor: unigram makes the model a correction of the words' frequencies"
+    )
+    ridge: float = option(0.0, "cooccurrence: L2 penalty of a refit, as a share of the mean square", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def make_output(
 
     match config.kind:
         case "factored" | "naive":
-            return _spherical(config, hidden, vocab, common)
+            return _spherical(config, hidden, frequencies, common)
         case "softmax":
             return FullSoftmax(hidden, vocab, **common)
         case "hierarchical":
@@ -101,8 +101,12 @@ def make_output(
     )
 
 
-def _spherical(config: OutputConfig, hidden: int, vocab: int, common: dict[str, Any]) -> nn.Module:
+def _spherical(config: OutputConfig, hidden: int, frequencies: Tensor, common: dict[str, Any]) -> nn.Module:
     loss = make_loss(config.loss, a=config.a, b=config.b, epsilon=config.epsilon)
+    vocab = len(frequencies)
+    if config.prior == "unigram":
+        # one more of each: a word that the corpus lacks must not be impossible
+        common = {**common, "prior": frequencies + 1.0}
     if config.kind == "naive":
         return DenseSphericalOutput(hidden, vocab, loss, **common)
     return SphericalOutput(

@@ -1,0 +1,137 @@
+"""Rows of association scores from counts of neighbours: the sparse real-valued targets of the co-occurrence recipe.
+
+The rows lie beside the corpus, in `cooccurrence-<hash>/`, named after what they were made from: a second run with the
+same settings maps them, and one that was stopped on the way starts that step again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lstlm.data.cooccurrence import Progress, RowWriter, SparseRows, count
+from lstlm.data.corpus import Corpus
+from lstlm.errors import ConfigError, DataError
+
+WEIGHTINGS = ("ppmi", "sqrt", "log")
+VERSION = 1
+_BLOCK = 1 << 22  # entries weighted at a time
+_FACTS = "facts.json"
+
+F64 = NDArray[np.float64]
+
+
+class Weighting:
+    """Scores t of counts n: row w, column c, with totals n_w (of the row's side) and n_c, N their sum.
+
+    ppmi: max(0, log(n·N' / (n_w·n_c^smoothing)) − log shift), N' = Σ_c n_c^smoothing, for each side of a word apart;
+    sqrt: n^½ / (n_w·n_c^smoothing)^¼, the square root of the counts with both frequencies evened out;
+    log:  log(1 + n).
+    """
+
+    def __init__(self, counts: SparseRows, kind: str, shift: float, smoothing: float) -> None:
+        if kind not in WEIGHTINGS:
+            raise ConfigError(f"data.weighting: {kind!r} is not one of {', '.join(WEIGHTINGS)}")
+        self._kind, self._log_shift = kind, float(np.log(shift))
+        words = len(counts)
+        self._words = words
+        row_totals, column_totals = np.zeros((words, 2)), np.zeros(2 * words)
+        for first, last, block in counts.blocks(_BLOCK):
+            side = block.indices >= words
+            row = np.repeat(np.arange(last - first), np.diff(block.starts))
+            row_totals[first:last] = np.bincount(2 * row + side, block.values, 2 * (last - first)).reshape(-1, 2)
+            column_totals += np.bincount(block.indices, block.values, 2 * words)
+        smooth = np.maximum(column_totals, 1e-30) ** smoothing
+        smooth[column_totals == 0] = 0
+        sums = smooth.reshape(2, words).sum(1)
+        with np.errstate(divide="ignore"):
+            self._log_row = np.log(row_totals)
+            log_smooth = np.log(smooth)
+        self._log_column = log_smooth
+        self._log_sums = np.log(np.maximum(sums, 1e-30))
+
+    def __call__(self, first: int, block: SparseRows) -> F64:
+        """Return the scores of a block's entries; `first` is its first row."""
+        n = np.log(block.values.astype(np.float64))
+        if self._kind == "log":
+            return np.log1p(np.exp(n))
+        row = np.repeat(np.arange(len(block)), np.diff(block.starts)) + first
+        side = (block.indices >= self._words).astype(np.int64)
+        log_row, log_column = self._log_row[row, side], self._log_column[block.indices]
+        if self._kind == "sqrt":
+            return np.exp(0.5 * n - 0.25 * (log_row + log_column))
+        scores: F64 = n - log_row - log_column + self._log_sums[side] - self._log_shift
+        return np.maximum(scores, 0.0)
+
+
+def _weigh(counts: SparseRows, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the scores that are above 0 to `folder`/rows.*."""
+    weighting = Weighting(counts, settings["weighting"], settings["shift"], settings["smoothing"])
+    writer = RowWriter(folder, "rows")
+    for first, _, block in counts.blocks(_BLOCK):
+        scores = weighting(first, block)
+        kept = scores > 0
+        ends = np.concatenate(([0], np.cumsum(kept)))[block.starts]
+        writer.add(np.diff(ends), block.indices[kept], scores[kept])
+    writer.close()
+
+
+def association_rows(
+    corpus: Corpus, settings: Mapping[str, Any], progress: Progress = lambda phase, share: None
+) -> tuple[SparseRows, dict[str, Any]]:
+    """Return the rows (D, 2D) of a corpus and facts about them, from the cache if they were made before.
+
+    `settings`: window, distance, min_pair, weighting, shift, smoothing. Facts: `seconds` that making them took, `made`
+    (now, and not earlier), `entries`, `counted` (entries before weighting).
+    """
+    words = len(corpus.vocabulary)
+    source = {"version": VERSION, "vocabulary": corpus.vocabulary.hash, "tokens": corpus.train.tokens}
+    source["ids"] = corpus.manifest["files"]["train.ids"]["sha256"]
+    name = hashlib.sha256(json.dumps({**source, **settings}, sort_keys=True).encode()).hexdigest()[:12]
+    folder = corpus.folder / f"cooccurrence-{name}"
+    made = not (folder / _FACTS).is_file()
+    if made:
+        _make(corpus, folder, settings, progress)
+    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    rows = SparseRows.open(folder, "rows", 2 * words)
+    if len(rows) != words or len(rows.indices) != facts["entries"] or len(rows.values) != facts["entries"]:
+        raise DataError(f"{folder}: damaged: its files do not fit together; remove the folder and train again")
+    return rows, {**facts, "made": made}
+
+
+def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: Progress) -> None:
+    """Count and weigh in a temporary folder, and give it its name when it is whole."""
+    began = perf_counter()
+    temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        how = {key: settings[key] for key in ("window", "distance", "min_pair")}
+        count(corpus.train.ids, corpus.vocabulary.counts, temporary, **how, progress=progress)
+        counts = SparseRows.open(temporary, "counts", 2 * len(corpus.vocabulary))
+        _weigh(counts, temporary, settings)
+        for path in temporary.glob("counts.*"):
+            path.unlink()
+        entries = (temporary / "rows.values").stat().st_size // 4
+        if not entries:
+            raise DataError(f"{corpus.folder}: no pair of words is left; lower data.min_pair or data.shift")
+        facts = {"settings": dict(settings), "entries": entries, "counted": len(counts.values)}
+        facts["seconds"] = round(perf_counter() - began, 3)
+        (temporary / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written ({error.strerror or error}); make data.dir writable, or make room"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
