@@ -51,6 +51,9 @@ class DenseState(nn.Module):
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         return self.W[ids]
 
+    def p_of(self, p: Tensor, ids: Tensor | slice) -> Tensor:
+        return p[ids]
+
     def materialise(self) -> Tensor:
         return self.W.clone()
 
@@ -60,6 +63,10 @@ class DenseState(nn.Module):
 
     def scale_(self, rho: float) -> None:
         self.W *= rho
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.version += 1
 
     def squared_norm(self) -> float:
         """Return ‖W‖²_F."""
@@ -149,7 +156,10 @@ class Blocked:
 
 
 def squared_error_step(W: Tensor, H: Tensor, ids: Tensor, values: Tensor, eta: float) -> tuple[Tensor, Tensor]:
-    """One whole SGD step of ‖HWᵀ − Y‖² in a single pass over W; return the losses (m,) and ∇H (m,d)."""
+    """One whole SGD step of ‖HWᵀ − Y‖² in a single pass over W; return the losses (m,) and ∇H (m,d).
+
+    The ids (m,K) of one example must be distinct.
+    """
     YW = (values[..., None] * W[ids]).sum(1)
     losses = values.square().sum(1) - 2 * torch.linalg.vecdot(H, YW)
     grad_H = torch.zeros_like(H)

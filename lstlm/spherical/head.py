@@ -12,7 +12,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.spherical.dense import Blocked, DenseState, Plain
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
-from lstlm.spherical.shrink import Shrink
+from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.touched_rows import Gradient, LowRank, Square, begin
 
@@ -61,6 +61,8 @@ class SphericalHead(nn.Module):
         `weight` (m,) multiplies the losses. Autograd reaches h alone; the weights wait for `update`.
         """
         ids, values = self._check(h, target_ids, target_values, weight)
+        if torch.is_grad_enabled() and not h.requires_grad:
+            h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same
         losses: Tensor = _Losses.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
         return losses if weight is None else losses * weight
 
@@ -91,9 +93,9 @@ class SphericalHead(nn.Module):
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return ids and float64 values, both (m,K), or say what is wrong with the arguments."""
-        like, m = self.state.like, len(h)
         if h.dim() != 2 or h.shape[1] != self.hidden:
             raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
+        like, m = self.state.like, len(h)
         if h.dtype != like.dtype or h.device != like.device:
             raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
         if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
@@ -136,7 +138,10 @@ class SphericalHead(nn.Module):
         if preconditioner is not None:
             preconditioner = _symmetric(preconditioner, step.H)
         # W' = ρW − ηE = ρ(W − (η/ρ)E): the plain step with lr/ρ, then everything times ρ.
-        shrink = step.update(lr / rho, preconditioner)
+        try:
+            shrink = step.update(lr / rho, preconditioner)
+        except LearningRateTooLarge as error:
+            raise LearningRateTooLarge(lr, error.limit / (1 + error.limit * weight_decay)) from None
         self._pending.clear()
         if rho < 1:
             self.state.scale_(rho)
@@ -192,7 +197,7 @@ class SphericalHead(nn.Module):
             return o
         if self.state.p is None:
             return self.loss.log_prob(q, s, o, self.state.p_norm2)
-        p = self.state.p[ids].to(o.dtype)
+        p = self.state.p_of(self.state.p, ids).to(o.dtype)
         return self.loss.log_prob(q, s, o / p, self.state.p_norm2) + 2 * p.log()
 
     @torch.no_grad()
@@ -208,13 +213,31 @@ class SphericalHead(nn.Module):
         H = self._with_bias(h)
         q, s, _ = (x.to(torch.float64) for x in self._begin(H, first).outputs())
         best, best_ids = h.new_empty(len(h), 0), first[:, :0]
-        for start in range(0, self.vocab, TOPK_ROWS):
-            rows = slice(start, min(start + TOPK_ROWS, self.vocab))
+        stored = len(self.state.like)
+        for start in range(0, stored, TOPK_ROWS):
+            rows = slice(start, min(start + TOPK_ROWS, stored))
             scores = self._score(q.to(h.dtype), s.to(h.dtype), H @ self.state.weight_rows(rows).T, rows)
             values, ids = scores.topk(min(k, scores.shape[1]))
             best, order = torch.cat([best, values], 1).topk(min(k, best.shape[1] + values.shape[1]))
             best_ids = torch.cat([best_ids, ids + start], 1).gather(1, order)
-        return best, best_ids
+        return self._best_of_all(best, best_ids, k)
+
+    # ---- hooks for a layer whose rows and examples are spread over processes; here everything is at home -----------
+    def _best_of_all(self, scores: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the best k of everyone's best (m,k) and their ids, given those of the rows kept here."""
+        return scores, rows
+
+    def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the global minibatch H (m,d), ids and values (m,K), given the examples that are here."""
+        return H, ids, values
+
+    def _gather_upstream(self, upstream: Tensor) -> Tensor:
+        """Return the upstream gradient (m,) of the global minibatch."""
+        return upstream
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Return what belongs to the examples that are here, of x (m,) for the global minibatch."""
+        return x
 
     @torch.no_grad()
     def weight(self) -> Tensor:
@@ -248,10 +271,11 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        step = head._begin(head._with_bias(h), ids)
+        H, ids, values = head._gather(head._with_bias(h), ids, values)
+        step = head._begin(H, ids)
         partials = head._partials(step, values)
         ctx.head, ctx.pending = head, Pending(step, values, partials)  # type: ignore[attr-defined]
-        return partials.value.to(h.dtype)
+        return head._own(partials.value).to(h.dtype)
 
     @staticmethod
     @once_differentiable
@@ -261,7 +285,7 @@ class _Losses(torch.autograd.Function):
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
         if pending.upstream.numel():
             raise NumericsError("backward() twice through one forward(); call forward() again")
-        pending.upstream = upstream.to(torch.float64)
+        pending.upstream = head._gather_upstream(upstream.to(torch.float64))
         grad_H = pending.step.backward(scaled(pending.partials, pending.upstream, upstream.dtype))
         head._pending.append(pending)
         return grad_H[:, : head.hidden], None, None, None
@@ -271,11 +295,12 @@ def scaled(partials: Partials, upstream: Tensor, dtype: torch.dtype) -> Gradient
     """Multiply the partial derivatives by the upstream gradient (m,), and round them to the compute dtype."""
     _, dq, ds, do = partials
     upstream = upstream.to(torch.float64)
-    return Gradient(
-        (dq * upstream).to(dtype),
-        None if ds is None else (ds * upstream).to(dtype),
-        (do * upstream[:, None]).to(dtype),
-    )
+    dq, do = (dq * upstream).to(dtype), (do * upstream[:, None]).to(dtype)
+    ds = None if ds is None else (ds * upstream).to(dtype)
+    total = dq.sum() + do.sum() + (0 if ds is None else ds.sum())
+    if not math.isfinite(float(total)):
+        raise NumericsError(f"the gradient of the loss is not finite in {dtype}; check the targets and the loss scale")
+    return Gradient(dq, ds, do)
 
 
 def merge_repeated(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,4 +318,6 @@ def _symmetric(P: Tensor, H: Tensor) -> Tensor:
     d = H.shape[1]
     if P.shape != (d, d) or not bool(torch.isfinite(P).all()) or not torch.allclose(P, P.T, rtol=1e-4):
         raise ConfigError(f"preconditioner {tuple(P.shape)}: expected a finite symmetric matrix ({d}, {d})")
+    if int(torch.linalg.cholesky_ex(P).info) != 0:
+        raise ConfigError("preconditioner: must be positive definite, or the step would climb")
     return P.to(H)

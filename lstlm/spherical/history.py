@@ -90,7 +90,7 @@ class History(nn.Module):
     # ---- reading -------------------------------------------------------------------------------------------------
     def bring_forward(self, rows: Tensor, ids: Tensor | slice) -> Tensor:
         """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but may reuse rows."""
-        if self.empty:
+        if self.empty or len(rows) == 0:
             return rows
         stamp = self.stamp[ids]
         segment, seen = stamp // (REPAIRS + 1), stamp % (REPAIRS + 1)

@@ -93,18 +93,22 @@ class SphericalOutput(SphericalHead):
         self.state.resize(keep, W_new)
 
     @torch.no_grad()
-    def diagnostics(self) -> dict[str, float]:
-        """Return the health of the factors: range of U, largest entry of UU⁻¹ − I, repairs so far. O(d³)."""
+    def diagnostics(self, probes: int = 4) -> dict[str, float]:
+        """Return the health of the factors: range of U, largest entry of UU⁻¹ − I, repairs so far. O(d³).
+
+        Above that, unless `probes` is 0, `q_error_sampled`: the `gram_error` of so many random vectors, a pass over V.
+        """
         state = self.state
         U, U_inv_T = state.exactly("U"), state.exactly("U_inv_T")
         sigma = torch.linalg.svdvals(U)
         unit = torch.eye(state.d, dtype=U.dtype, device=U.device)
-        return {
+        figures = {
             "sigma_min": float(sigma[-1]),
             "sigma_max": float(sigma[0]),
             "inverse_error": float((U @ U_inv_T.T - unit).abs().max()),
             "stabilisations": float(self.stabiliser.total),
         }
+        return {**figures, "q_error_sampled": self.gram_error(probes)} if probes else figures
 
     @torch.no_grad()
     def gram_error(self, probes: int = 4) -> float:
@@ -112,7 +116,10 @@ class SphericalOutput(SphericalHead):
         state = self.state
         generator = torch.Generator(device=state.V.device).manual_seed(0)
         X = torch.randn(state.d, probes, dtype=torch.float64, device=state.V.device, generator=generator)
-        actual = sum((state.weight_rows(rows).to(torch.float64) @ X).square().sum(0) for rows in state.blocks())
+        actual = torch.zeros_like(X[0])
+        for rows in state.blocks():
+            actual += (state.weight_rows(rows).to(torch.float64) @ X).square().sum(0)
+        actual = state.total(actual)
         tracked = torch.linalg.vecdot(X, state.exactly("Q") @ X, dim=0)
         return float(((tracked - actual).abs() / tracked.clamp_min(torch.finfo(torch.float64).tiny)).max())
 
@@ -151,6 +158,8 @@ def _initial_weight(
     """Return W (D,d) ~ scale·N(0,1), bias 0. By default 1/√hidden, and 0 for squared error, whose minimum is near 0."""
     if scale is None:
         scale = 0.0 if isinstance(head.loss, SquaredError) else 1 / math.sqrt(head.hidden)
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ConfigError(f"dtype = {dtype}: the layer computes in float32 or float64")
     if not (math.isfinite(scale) and scale >= 0):
         raise ConfigError(f"init_scale = {scale}: must be finite and at least 0")
     W = torch.zeros(head._initial_shape, dtype=dtype or torch.get_default_dtype(), device=device)

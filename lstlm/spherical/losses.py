@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from lstlm.errors import ConfigError
+from lstlm.errors import ConfigError, NumericsError
 
 
 class Partials(NamedTuple):
@@ -101,7 +101,11 @@ class ZLoss(SphericalLoss):
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         mu = s / D
-        variance = (q / D - mu * mu).clamp_min(torch.finfo(q.dtype).tiny)
+        variance = q / D - mu * mu
+        if bool((variance <= 1e-12 * q / D).any()):
+            raise NumericsError(
+                "the outputs are all equal, σ = 0, so the Z-loss is undefined: start with init_scale > 0"
+            )
         sigma = variance.sqrt()
         z = (o - mu[:, None]) / sigma[:, None]
         margin = self.a * (self.b - z)

@@ -17,6 +17,18 @@ from torch import Tensor
 from lstlm.errors import NumericsError
 
 
+class LearningRateTooLarge(NumericsError):
+    """η is above the largest stable step for this minibatch, `limit`; nothing has been changed."""
+
+    def __init__(self, eta: float, limit: float) -> None:
+        self.limit = limit
+        named = limit * (1 - 1e-4)  # rounded down, so that what the message names is stable itself
+        super().__init__(
+            f"the update would make U singular: lr {eta:g} is above the largest stable {named:.5g} for this "
+            "minibatch; lower optim.output_lr, or divide the loss by the minibatch size"
+        )
+
+
 class Shrink(NamedTuple):
     """Bounds on T: its eigenvalues lie within [1 − shrink, 1 + growth]."""
 
@@ -41,7 +53,7 @@ def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
         root = b.sqrt()
         factor, info = torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root))
         if int(info) != 0:
-            raise _too_large(eta, G, b)
+            raise LearningRateTooLarge(eta, eta / _largest(G, b))
         C = torch.cholesky_inverse(factor).mul_(root).div_(root[:, None])
         return C, Shrink(min(rho, 1.0), 0.0)
     return _inverse_of_mixed_signs(G, b, eta), Shrink(min(rho, 1.0), min(growth, rho))
@@ -68,7 +80,7 @@ def _inverse_of_mixed_signs(G: Tensor, b: Tensor, eta: float) -> Tensor:
     root = b.clamp(min=0).sqrt()
     # The positive part alone bounds the shrinking; only if that fails is the exact eigenvalue worth its price.
     if int(torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root)).info) != 0 and _largest(G, b) >= 1:
-        raise _too_large(eta, G, b)
+        raise LearningRateTooLarge(eta, eta / _largest(G, b))
     inverse: Tensor = torch.linalg.inv(_identity_minus(G * b))
     return inverse
 
@@ -84,12 +96,12 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
     if symmetric:
         factor, info = torch.linalg.cholesky_ex(_identity_minus(K))
         if int(info) != 0:
-            raise _unstable(eta, float(torch.linalg.eigvalsh(K)[-1]))
+            raise LearningRateTooLarge(eta, eta / float(torch.linalg.eigvalsh(K)[-1]))
         return lambda M: torch.cholesky_solve(M, factor), Shrink(min(rho, 1.0), rho)
     if rho >= 1:
         largest = float(torch.linalg.eigvals(K).real.max())
         if largest >= 1:
-            raise _unstable(eta, largest)
+            raise LearningRateTooLarge(eta, eta / largest)
     T = _identity_minus(K)
     return lambda M: torch.linalg.solve(T, M), Shrink(min(rho, 1.0), rho)
 
@@ -103,14 +115,3 @@ def _identity_minus(A: Tensor) -> Tensor:
 def _largest(G: Tensor, b: Tensor) -> float:
     """Return λmax(GB), the largest real eigenvalue of HᵀBHp."""
     return float(torch.linalg.eigvals((G * b).to(torch.float64)).real.max())
-
-
-def _too_large(eta: float, G: Tensor, b: Tensor) -> NumericsError:
-    return _unstable(eta, _largest(G, b))
-
-
-def _unstable(eta: float, largest: float) -> NumericsError:
-    return NumericsError(
-        f"the update would make U singular: lr {eta:g} is above the largest stable {eta / largest:.3g} for this "
-        "minibatch; lower optim.output_lr, or divide the loss by the minibatch size"
-    )

@@ -183,7 +183,7 @@ class Lazy(Stabiliser):
         for x, alpha in zip(X, alphas, strict=True):
             history.record(x, alpha)
         history.extend(-(-history.segments * len(X) // REPAIRS))
-        report.rows_swept += sweep_some(state, -(-state.D * len(X) // (history.segments * REPAIRS)))
+        report.rows_swept += sweep_some(state, -(-history.D * len(X) // (history.segments * REPAIRS)))
         report.repaired += len(X)
 
 
@@ -191,8 +191,8 @@ def sweep_some(state: FactoredState, rows: int) -> int:
     """Bring the next `rows` rows, in id order, to the current frame, and count them."""
     history, left = state.history, rows
     while left > 0:
-        start = history.swept % state.D
-        block = slice(start, min(start + min(left, 4096), state.D))
+        start = history.swept % state.stored_rows
+        block = slice(start, min(start + min(left, 4096), state.stored_rows))
         state.write(block, state.read(block))
         history.advance(block.stop - block.start)
         left -= block.stop - block.start

@@ -41,7 +41,7 @@ class FactoredState(nn.Module):
     def __init__(self, W: Tensor, p: Tensor | None = None, *, lazy: bool = True) -> None:
         """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that are not swept."""
         super().__init__()
-        D, d = W.shape
+        d = W.shape[1]
         stack = torch.zeros(3 * d + 2, d, dtype=torch.float64, device=W.device)
         self.register_buffer("V", W)
         self.register_buffer("p", None if p is None else p.to(W))
@@ -50,9 +50,9 @@ class FactoredState(nn.Module):
         self.register_buffer("base", torch.zeros_like(stack, dtype=W.dtype), persistent=False)
         self.register_buffer("value", torch.zeros_like(stack, dtype=W.dtype), persistent=False)
         self.register_buffer("folds_due", torch.zeros((), dtype=torch.int64))
-        self.history = History(D, d, like=W, segments=None if lazy else 0)
+        self.history = self._new_history(lazy)
         self.version = 0  # counts the changes of W, so that a stale minibatch is noticed
-        self.p_norm2 = float(D) if p is None else float(p.double().square().sum())
+        self.p_norm2 = float(self.D) if p is None else float(p.double().square().sum())
         self.set_frame(torch.eye(d, dtype=torch.float64, device=W.device))
         self.refresh_gram()
 
@@ -84,6 +84,11 @@ class FactoredState(nn.Module):
     @property
     def U_inv_T(self) -> Tensor:
         return self.value[2 * self.d + 2 :]
+
+    @property
+    def stored_rows(self) -> int:
+        """How many of the D rows are kept here: all, unless several processes share them."""
+        return self.V.shape[0]
 
     @property
     def like(self) -> Tensor:
@@ -170,15 +175,23 @@ class FactoredState(nn.Module):
     def scale_(self, rho: float) -> None:
         """W ← ρW: U, ω, w̄ by ρ, U⁻ᵀ by 1/ρ, Q by ρ²."""
         d = self.d
-        for stack in (self.exact, self.recent, self.base, self.value):
+        for stack in (self.exact, self.recent):
             stack[:d] *= rho * rho
             stack[d : 2 * d + 2] *= rho
             stack[2 * d + 2 :] /= rho
+        self._rebase_keeping_due()
 
     def set_frame(self, U: Tensor) -> None:
         """Set U, and U⁻ᵀ from scratch in float64. The caller answers for V."""
         U = U.to(torch.float64)
         self.assign(U=U, U_inv_T=torch.linalg.inv(U).T)
+
+    def _new_history(self, lazy: bool) -> History:
+        return History(self.stored_rows, self.d, like=self.V, segments=None if lazy else 0)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum of x over the processes that share the rows; x itself where all are kept here."""
+        return x
 
     # ---- rows ----------------------------------------------------------------------------------------------------
     def read(self, ids: Tensor | slice) -> Tensor:
@@ -201,12 +214,16 @@ class FactoredState(nn.Module):
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         """Return rows of W (n,d): v_i U + p_i ω."""
         W = self.read(ids) @ self.U
-        return W.add_(self.omega) if self.p is None else W.addr_(self.p[ids], self.omega)
+        return W.add_(self.omega) if self.p is None else W.addr_(self.p_of(self.p, ids), self.omega)
+
+    def p_of(self, p: Tensor, ids: Tensor | slice) -> Tensor:
+        """Return the entries of p (D,) that belong to rows: outputs by id, or a slice of the rows kept here."""
+        return p[ids]
 
     def blocks(self) -> Iterator[slice]:
-        """Cover the D rows in slices of at most BLOCK_ROWS."""
-        for start in range(0, self.D, BLOCK_ROWS):
-            yield slice(start, min(start + BLOCK_ROWS, self.D))
+        """Cover the rows kept here in slices of at most BLOCK_ROWS."""
+        for start in range(0, self.stored_rows, BLOCK_ROWS):
+            yield slice(start, min(start + BLOCK_ROWS, self.stored_rows))
 
     def map_rows(self, change: Callable[[slice, Tensor], Tensor]) -> None:
         """V ← change(rows) block by block, rows given in the current frame; ends with an empty history."""
@@ -232,8 +249,8 @@ class FactoredState(nn.Module):
         for rows in self.blocks():
             W = self.weight_rows(rows).to(torch.float64)
             Q.addmm_(W.T, W)
-            w_bar += W.sum(0) if self.p is None else self.p[rows].to(torch.float64) @ W
-        self.assign(Q=Q, w_bar=w_bar[None])
+            w_bar += W.sum(0) if self.p is None else self.p_of(self.p, rows).to(torch.float64) @ W
+        self.assign(Q=self.total(Q), w_bar=self.total(w_bar)[None])
 
     def reset(self, W: Tensor) -> None:
         """Start again from W (D,d): V = W, U = I, ω = 0."""
@@ -258,7 +275,7 @@ class FactoredState(nn.Module):
         w_bar = self.exactly("w_bar") - W_dropped.sum(0) + W_added.sum(0)
         self.map_rows(lambda _, rows: rows)
         self.V = torch.cat([self.V[kept], V_added.to(self.V.dtype)])
-        self.history = History(self.D, self.d, like=self.V, segments=None if self.history.segments else 0)
+        self.history = self._new_history(lazy=self.history.segments > 0)
         self.p_norm2 = float(self.D)
         self.assign(Q=Q, w_bar=w_bar)
 

@@ -178,12 +178,8 @@ class Square(TouchedRows):
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
         state, H, g, d = self.state, self.H, self.gradient, self.state.d
         Hp = H if P is None else H @ P
-        K = (H * (2 * eta * g.dq)[:, None]).T @ Hp
+        K, FTW, FTF, pF = self.sums(Hp, eta)
         solve, shrink = solver_of_shrink(K, eta, symmetric=P is None)
-        F = H.new_zeros(len(self.words), d)
-        F.index_add_(0, self.place.reshape(-1), (g.do[..., None] * Hp[:, None]).flatten(0, 1))
-        FTW, FTF = (F.T @ torch.cat([self.W_u, F], 1)).chunk(2, dim=1)
-        pF = self.p_u @ F
         c = torch.zeros_like(pF) if g.ds is None else eta * (g.ds @ Hp)
         z_step = state.w_bar @ K + eta * pF  # z = w̄ − z_step
 
@@ -199,9 +195,17 @@ class Square(TouchedRows):
         recent[d + 1] -= z_step + state.p_norm2 * c
         recent[d + 2 : 2 * d + 2] -= UK
         torch.sub(U_inv.T, state.base[2 * d + 2 :], out=recent[2 * d + 2 :])
-        state.write(self.words, self.V_u.addmm_(F, U_inv, alpha=-eta))
+        state.write(self.words, self.V_u.addmm_(self.F, U_inv, alpha=-eta))
         state.commit()
         return shrink
+
+    def sums(self, Hp: Tensor, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return K = HᵀB Hp, FᵀW_u, FᵀF (d,d) and Fᵀp (d,), each a sum over examples or touched rows; F is kept."""
+        g = self.gradient
+        F = self.F = Hp.new_zeros(len(self.words), Hp.shape[1])
+        F.index_add_(0, self.place.reshape(-1), (g.do[..., None] * Hp[:, None]).flatten(0, 1))
+        FTW, FTF = (F.T @ torch.cat([self.W_u, F], 1)).chunk(2, dim=1)
+        return (self.H * (2 * eta * g.dq)[:, None]).T @ Hp, FTW, FTF, self.p_u @ F
 
 
 def begin(state: FactoredState, H: Tensor, ids: Tensor) -> LowRank | Square:
