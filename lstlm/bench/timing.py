@@ -60,12 +60,16 @@ class Timed:
         affordable = 1e3 * effort.seconds / max(self.estimate_ms, 1e-6)
         wanted = min(max(affordable, FEWEST_STEPS), effort.steps)
         share = max(1, math.ceil(wanted / effort.rounds / self.period)) * self.period
-        # A period that is dearer than it looked (a sweep) may use four times its seconds, then it ends.
-        over = sum(self.milliseconds) > 4e3 * effort.seconds and len(self.milliseconds) >= FEWEST_STEPS
-        for _ in range(0 if over else share):
+        for _ in range(0 if self._enough(effort, wanted) else share):
             spent, stabilise = self.step()
             self.milliseconds.append(spent)
             self.stabilise.append(stabilise)
+
+    def _enough(self, effort: Effort, wanted: float) -> bool:
+        """Say whether to stop: time used up twice over, or, for a stabiliser that sweeps, enough periods seen."""
+        taken = len(self.milliseconds)
+        late = sum(self.milliseconds) > 2e3 * effort.seconds and taken >= max(FEWEST_STEPS, self.period)
+        return late or (self.period > 1 and taken >= max(wanted, 2 * self.period))
 
     def summary(self) -> dict[str, float | int]:
         """Return median, 10th and 90th percentile, mean (stabilisation included), maximum and number of steps."""
