@@ -7,7 +7,7 @@ import click
 
 from lstlm.cli import bench_common as common
 
-OUTPUT_EFFORT = (4.0, 1000)  # seconds and steps for each method and size
+OUTPUT_EFFORT = (3.0, 1000)  # seconds and steps for each method and size
 MODEL_EFFORT = (8.0, 1000)
 
 
@@ -33,7 +33,7 @@ Example:
               help="Inputs of the layer, d, the constant feature included.")  # fmt: skip
 @click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step, m.")
 @common.names_option("--methods", "factored, naive, naive-blocked, softmax, hierarchical, adaptive, sampled, log_prob")
-@common.names_option("--losses", "z, squared, spherical, taylor")
+@common.names_option("--losses", "z, squared, spherical, taylor; naive and sweeping ones the first two")
 @common.names_option("--stabilise", "lazy, none, restore, svd, power; the last three at the end sizes alone")
 @click.option("--stabilise-every", type=click.IntRange(1), default=100, show_default=True,
               help="Updates between two sweeps of restore, svd and power.")  # fmt: skip
@@ -47,14 +47,15 @@ def output(**given: Any) -> None:
     import torch
 
     from lstlm.bench import output as bench
-    from lstlm.bench.methods import LOSSES, METHODS, STABILISERS, expand
+    from lstlm.bench.methods import LOSSES, METHODS, STABILISERS, expand, without_repetition
 
     quick = given["quick"]
     names = common.names(given["methods"], METHODS, METHODS[:7] if quick else METHODS)
     losses = common.names(given["losses"], LOSSES, ("z", "squared") if quick else LOSSES)
     stabilisers = common.names(given["stabilise"], STABILISERS, ("lazy",) if quick else STABILISERS)
+    methods = expand(names, losses, stabilisers, given["stabilise_every"])
     plan = bench.Plan(
-        methods=expand(names, losses, stabilisers, given["stabilise_every"]),
+        methods=methods if given["losses"] else without_repetition(methods),
         vocab_sizes=given["vocab_sizes"] or (bench.QUICK_SIZES if quick else bench.SIZES),
         d=given["d"],
         m=given["m"],

@@ -23,8 +23,8 @@ class Scripted:
 
 def test_methods_take_turns() -> None:
     log: list[str] = []
-    cheap, dear = Timed(Scripted(log, "c", 1.0)), Timed(Scripted(log, "d", 1000.0))
-    cheap.estimate_ms, dear.estimate_ms = 1.0, 1000.0
+    cheap, dear = Timed(Scripted(log, "c", 1.0)), Timed(Scripted(log, "d", 400.0))
+    cheap.estimate_ms, dear.estimate_ms = 1.0, 400.0
     in_turn([cheap, dear], Effort(seconds=1.0, steps=20, rounds=4), GemmFloor(4, 4, torch.float32))
     assert "".join(log) == "cccccd" * 4
     assert cheap.summary()["steps"] == 20 and dear.summary()["steps"] == 4
