@@ -57,6 +57,8 @@ class SparseEmbedding(nn.Module):
 class Network(nn.Module):
     """An n-gram language model: `encode` words to h (m,hidden), and one loss an example from the output layer."""
 
+    unexplained: Tensor
+
     def __init__(
         self,
         config: Config,
@@ -78,6 +80,8 @@ class Network(nn.Module):
         last = config.model.hidden[-1] if config.model.hidden else combined
         self.sides = 2 if config.data.context_kind == "cooccurrence" else 1
         counts = torch.as_tensor(counts).repeat(self.sides)
+        if self.sides == 2:  # the share of the squared targets that the last refit leaves unexplained
+            self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
         self.output = make_output(config.output, last, counts, dtype=dtype, device=device, generator=generator)
 
     @property

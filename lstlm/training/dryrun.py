@@ -13,6 +13,7 @@ from lstlm.config import Config
 from lstlm.data import Corpus
 from lstlm.training.learner import Learner
 from lstlm.training.session import budget_of
+from lstlm.training.sweeps import RefitLearner, make_learner
 
 TIMED_STEPS = 20
 _WARM_UP = 3
@@ -66,12 +67,14 @@ class Estimate:
 
 def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
     """Build the model, take 20 timed steps after 3 untimed ones, and estimate."""
-    learner = Learner(config, corpus, device)
+    learner = make_learner(config, corpus, device)
+    # a sweep takes as long as thousands of steps
+    warm_up, timed = (_WARM_UP, TIMED_STEPS) if not isinstance(learner, RefitLearner) else (1, 1)
     parameters = count_parameters(learner)
-    for _ in range(_WARM_UP):
+    for _ in range(warm_up):
         learner.step(1.0)
     milliseconds = []
-    for _ in range(TIMED_STEPS):
+    for _ in range(timed):
         began = perf_counter()
         learner.step(1.0)
         milliseconds.append(1e3 * (perf_counter() - began))
@@ -92,6 +95,6 @@ def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
         steps=budget.steps,
         steps_per_epoch=learner.examples.batches_per_epoch,
         step_ms=step_ms,
-        words_per_s=1e3 * config.train.batch_size / step_ms,
+        words_per_s=1e3 * learner.words_per_step / step_ms,
         estimated_s=min(seconds) if seconds else None,
     )

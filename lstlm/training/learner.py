@@ -1,7 +1,8 @@
 """What learns: network, optimisers, the stream of examples and the source of randomness; one step, save, restore."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,17 +22,34 @@ class Step(NamedTuple):
     examples: int
 
 
+class Stream(Protocol):
+    """Where the batches come from, with a position that can be saved."""
+
+    batches_per_epoch: int
+
+    def __next__(self) -> Batch: ...
+
+    def state(self) -> dict[str, int]:
+        """Return the position."""
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Return to a position."""
+
+
 class Learner:
     """Everything that a step changes. Two learners in the same state take the same steps, bit for bit."""
 
-    def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+    def __init__(self, config: Config, corpus: Corpus, device: torch.device, examples: Stream | None = None) -> None:
         self.config = config
         self.device = device
         torch.manual_seed(config.train.seed)
         self.generator = torch.Generator(device=device).manual_seed(config.train.seed)
         self.network = Network(config, corpus.vocabulary.counts, device=device, generator=self.generator)
         self.optimisers = Optimisers(self.network, config.optim)
-        self.examples = open_examples(config, corpus)
+        self.examples: Stream = examples or open_examples(config, corpus)
+        self.words_per_step = config.train.batch_size
+        self.say: Callable[[str], None] = lambda line: None  # where remarks of a step go
+        self.seconds_before = 0.0  # spent by an earlier run on what this one found ready
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
         self.grad_norm: float | None = None  # of the output weights, at the last measured step
         self._batch: Batch | None = None  # taken from the stream, not yet learned from

@@ -12,6 +12,7 @@ so a sweep costs two sparse products, O(entries·d), and O((D + outputs)·d²); 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +33,12 @@ class Targets:
         self.norm2 = float(sum(float(block.values.astype("f8") @ block.values) for _, _, block in rows.blocks(_BLOCK)))
 
     def _block(self, block: SparseRows) -> Tensor:
-        place = {"device": self._device}
-        starts = torch.tensor(block.starts.astype("i4"), **place)
-        indices = torch.tensor(block.indices, **place)
-        values = torch.tensor(block.values, dtype=self._dtype, **place)
-        return torch.sparse_csr_tensor(
-            starts, indices, values, (len(block), block.columns), check_invariants=False, **place
-        )
+        starts = torch.tensor(block.starts.astype("i4"), device=self._device)
+        indices = torch.tensor(block.indices, device=self._device)
+        values = torch.tensor(block.values, dtype=self._dtype, device=self._device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(starts, indices, values, (len(block), block.columns), check_invariants=False)
 
     def times(self, W: Tensor) -> Tensor:
         """Return Y W (D,d) for W (outputs,d)."""
@@ -65,7 +65,7 @@ class Fit:
 def gram(X: Tensor) -> Tensor:
     """Return XᵀX (d,d) in float64: added up block by block, each block's product in X's own type."""
     total = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64, device=X.device)
-    for block in X.split(1 << 14):
+    for block in torch.split(X, 1 << 14):
         total += (block.T @ block).to(torch.float64)
     return total
 
@@ -75,7 +75,8 @@ def solve_gram(V: Tensor, X: Tensor, ridge: float) -> Tensor:
     G = gram(X)
     # a floor of rounding size: directions that X does not have must not be divided by zero
     G.diagonal().add_(max(ridge, 1e-7) * G.diagonal().mean())
-    return V @ torch.linalg.inv(G).to(V.dtype)
+    U: Tensor = torch.linalg.inv(G)
+    return V @ U.to(V.dtype)
 
 
 def sweep(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
@@ -84,7 +85,7 @@ def sweep(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
     V = targets.times(W)
     H = solve_gram(V, W, ridge)
     G_H, G_W = gram(H), gram(W)
-    hits = float((H.to(torch.float64) * V).sum()) if len(H) * H.shape[1] < 1 << 24 else float((H * V).sum())
+    hits = float(torch.linalg.vecdot(H, V).to(torch.float64).sum())
     unexplained = 1.0 + (float((G_H * G_W).sum()) - 2.0 * hits) / targets.norm2
     turn_H, turn_W, singular = principal_axes(G_H, G_W, power)
     if not bool(torch.isfinite(singular).all()):

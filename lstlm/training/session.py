@@ -17,12 +17,12 @@ from lstlm.errors import ConfigError
 from lstlm.training.checkpoint import newest_name, write_failure
 from lstlm.training.console import Console
 from lstlm.training.folders import CHECKPOINTS, claim
-from lstlm.training.learner import Learner
 from lstlm.training.resume import changed_settings, choose_checkpoint
 from lstlm.training.run import describe
 from lstlm.training.runlog import RunLog
 from lstlm.training.schedule import Budget
 from lstlm.training.signals import Interrupts
+from lstlm.training.sweeps import make_learner
 from lstlm.training.trainer import Trainer
 from lstlm.training.validate import Scorer, Validator
 from lstlm.vectors import Vectors, write_projector
@@ -103,10 +103,11 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
                 f"{threads}: the last bits may differ; --threads {checkpoint.manifest['threads']} repeats them"
             )
     describe(folder, config, corpus.vocabulary, options.device)
-    learner = Learner(config, corpus, options.device)
+    learner = make_learner(config, corpus, options.device)
     budget = budget_of(config, learner.examples.batches_per_epoch)
     step = 0 if checkpoint is None else checkpoint.step
-    console = Console(budget, config.train.batch_size, step=step, quiet=options.quiet)
+    console = Console(budget, learner.words_per_step, step=step, quiet=options.quiet)
+    learner.say = console.say
     for note in notes:
         console.say(note)
     log = RunLog(folder, console, step=step)

@@ -194,7 +194,7 @@ class Trainer:
             "loss/train": self.progress.close_interval(),
             "progress/epoch": self.progress.step / self.learner.examples.batches_per_epoch,
             "progress/elapsed_s": elapsed,
-            "progress/train_s": elapsed - self.progress.aside,
+            "progress/train_s": elapsed - self.progress.aside + self.learner.seconds_before,
             "optim/lr_scale": self._lr_scale(),
             "throughput/words_per_s": self.words_per_second,
             **{f"time/{phase}": mean for phase, mean in phases.items()},

@@ -63,15 +63,19 @@ class Validator:
 
     def __call__(self, network: Network, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Return eval/… figures; raise Interrupted where `stop` says so between two batches."""
-        result = perplexity.evaluate(network, self._batches(stop), rank_examples=self._rank_examples(network))
-        figures = {"eval/loss": result.loss, "eval/top1": result.top1, "eval/top10": result.top10}
-        if result.perplexity is not None:
-            figures["eval/perplexity"] = result.perplexity
+        figures = self._losses(network, stop)
         if self.simlex is not None:
             figures.update(self.simlex.score(network))
         if self._scorer is not None:
             figures.update(self._scorer(network))
         return figures
+
+    def _losses(self, network: Network, stop: Callable[[], bool]) -> dict[str, float]:
+        if self._config.data.context_kind == "cooccurrence":
+            return {"eval/loss": float(network.unexplained)}  # of the rows themselves: held-out text has no such rows
+        result = perplexity.evaluate(network, self._batches(stop), rank_examples=self._rank_examples(network))
+        figures = {"eval/loss": result.loss, "eval/top1": result.top1, "eval/top10": result.top10}
+        return figures if result.perplexity is None else {**figures, "eval/perplexity": result.perplexity}
 
     def _rank_examples(self, network: Network) -> int:
         """Return on how many examples to take hits: a rank costs a product with the whole vocabulary, D·d."""
