@@ -73,7 +73,9 @@ def changed_settings(checkpoint: Checkpoint, config: Config, vocabulary: Vocabul
             f"{checkpoint.folder}: trained with another vocabulary than that of data.dir {config.data.dir}; "
             "set data.dir to the corpus of that run"
         )
-    before: dict[str, Any] = flatten(checkpoint.manifest["config"])
+    # A setting that an older version did not know had what is its default now.
+    saved: dict[str, dict[str, Any]] = checkpoint.manifest["config"]
+    before = flatten({name: {**known, **saved.get(name, {})} for name, known in to_dict(Config()).items()})
     after = flatten(to_dict(config))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     remarks = [f"{key} {before.get(key)} → {after.get(key)}" for key in keys]

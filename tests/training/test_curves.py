@@ -43,6 +43,13 @@ def test_figures_about_the_factors(lstlm: Cli, tmp_path: Path) -> None:
     assert all("eval/perplexity" not in line for line in evaluated)  # the Z-loss defines no probability
 
 
+def test_a_rate_beyond_the_stable_one_ends_with_advice(lstlm: Cli, tmp_path: Path) -> None:
+    outcome = lstlm(tmp_path / "run", output__kind="factored", output__loss="squared", optim__output_lr=1e6)
+    assert outcome.code == 4
+    assert "above the largest stable" in outcome.err
+    assert "gave up after 3 roll-backs with the rates at ×0.125; lower optim.output_lr (1e+06)" in outcome.err
+
+
 def test_simlex_where_its_file_is_found(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = tmp_path / "pairs.txt"
     pairs.write_text("".join(f"W{n}\tw{n + 1}\t{n % 7}\n" for n in range(30)) + "absent\tw1\t2\n")
