@@ -1,4 +1,4 @@
-"""The closed-form recipe: each refit is the exact minimum, sweeps reach the truncated SVD, and a run is a normal run."""
+"""The closed-form recipe: each refit is the exact minimum, sweeps reach the truncated SVD, a run is a normal run."""
 
 import json
 from pathlib import Path
