@@ -75,6 +75,17 @@ def test_the_weight_argument_multiplies_the_losses(m: int) -> None:
     assert_same_weights(layer, dense.W)
 
 
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+def test_fixed_features_need_no_gradient_of_their_own(kind: type) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, "taylor", kind), Dense(W, "taylor")
+    batch = make_batch(1, D, d, 4)
+    layer.head(batch.H[:, :-1].clone(), batch.ids).mean().backward()
+    layer.head.update(0.1)
+    dense.step(batch, 0.1)
+    assert_same_weights(layer, dense.W)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_several_backward_passes_make_one_update(loss: str) -> None:
     W = random_weight(D, d)
