@@ -34,6 +34,7 @@ class Trainer:
         self._facts = facts
         self._diagnose = Diagnostics()
         self._unsaved = True
+        self._saved_elapsed = 0.0  # what the last checkpoint says
         self._started = perf_counter()
         self._interval = (perf_counter(), 0.0, 0, 0)  # when it began; seconds aside, words and steps at that time
 
@@ -48,7 +49,8 @@ class Trainer:
             self._take_step()
         if not stopped():
             self._wind_up(stopped)
-        if self._unsaved:
+        # A budget that ran out while the last checkpoint was written must be found spent by whoever resumes.
+        if self._unsaved or self.budget.spent(0, self.elapsed()) > self.budget.spent(0, self._saved_elapsed):
             self._save()
 
     def finished(self) -> bool:
@@ -140,12 +142,12 @@ class Trainer:
         self.learner.load(checkpoint, counters["examples"])
         self.progress = Progress.from_dict(counters["progress"])
         self.figures = dict(counters["figures"])
-        self._unsaved = False
+        self._unsaved, self._saved_elapsed = False, self.progress.elapsed
         self._begin_interval()
 
     def _save(self) -> None:
         began = perf_counter()
-        self.elapsed()
+        self._saved_elapsed = self.elapsed()
         counters = {
             "progress": self.progress.to_dict(),
             "examples": self.learner.examples.state(),

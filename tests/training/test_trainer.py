@@ -2,7 +2,9 @@
 
 import json
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,3 +185,23 @@ def test_restore_is_tried_once_before_a_roll_back(lstlm: Cli, tmp_path: Path, mo
     outcome = lstlm.ok(tmp_path / "run", "--json")
     assert restored == [1] and json.loads(outcome.out)["rollbacks"] == 0
     assert "restored the factored state and went on" in outcome.err
+
+
+def test_minutes_that_end_during_a_checkpoint_are_found_spent(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock runs out while step 10 is being saved: the checkpoint is written once more, with the true time."""
+    from lstlm.training import trainer
+
+    save = trainer.save_checkpoint
+
+    def slow(root: Path, step: int, *rest: Any) -> Path:
+        if step == 10:
+            time.sleep(2.5)
+        return save(root, step, *rest)
+
+    monkeypatch.setattr(trainer, "save_checkpoint", slow)
+    settings = {"train__max_steps": "null", "train__max_minutes": 2.4 / 60, "train__eval_every": 10}
+    first = json.loads(lstlm.ok(tmp_path / "run", "--json", **settings).out)
+    again = json.loads(lstlm.ok(tmp_path / "run", "--json", "--resume", "auto", **settings).out)
+    assert again["step"] == first["step"] <= 10
