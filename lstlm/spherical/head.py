@@ -32,6 +32,7 @@ class SphericalHead(nn.Module):
     """A spherical loss over a linear output layer whose weights `state` holds."""
 
     state: FactoredState | DenseState
+    _kept = (0, 1)  # the rows kept here: the first, and every how many; all of them, unless processes share them
 
     def __init__(self, hidden: int, vocab: int, loss: SphericalLoss | None, bias: bool) -> None:
         super().__init__()
@@ -72,9 +73,16 @@ class SphericalHead(nn.Module):
 
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
+        partials = self._untilted(step, values)
+        if not math.isfinite(float(partials.value.sum())):
+            raise NumericsError(
+                "the loss is not finite: h is not finite or too large, or (Z-loss) all outputs are equal, σ = 0; "
+                "check the layers below, the targets, and init_scale > 0"
+            )
+        return partials
+
+    def _untilted(self, step: Step, values: Tensor) -> Partials:
         q, s, o = (x.to(torch.float64) for x in step.outputs())
-        if not bool(torch.isfinite(q).all()):
-            raise NumericsError("h is not finite, or so large that ‖W h‖² overflows; check the layers below")
         if self.state.p is None:
             return self.loss.partials(q, s, o, values, self.state.p_norm2)
         # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
@@ -105,7 +113,7 @@ class SphericalHead(nn.Module):
         if len(target_ids) != m or target_ids.numel() == 0:
             raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
         ids = target_ids.reshape(m, -1).to(torch.int64)
-        low, high = torch.stack(torch.aminmax(ids)).tolist()
+        low, high = (int(extreme) for extreme in torch.aminmax(ids))
         if low < 0 or high >= self.vocab:
             raise ConfigError(f"target id {low if low < 0 else high} is outside the vocabulary of {self.vocab}")
         if weight is not None and weight.shape != (m,):
@@ -297,8 +305,7 @@ def scaled(partials: Partials, upstream: Tensor, dtype: torch.dtype) -> Gradient
     upstream = upstream.to(torch.float64)
     dq, do = (dq * upstream).to(dtype), (do * upstream[:, None]).to(dtype)
     ds = None if ds is None else (ds * upstream).to(dtype)
-    total = dq.sum() + do.sum() + (0 if ds is None else ds.sum())
-    if not math.isfinite(float(total)):
+    if not math.isfinite(float(dq.sum() + do.sum())):
         raise NumericsError(f"the gradient of the loss is not finite in {dtype}; check the targets and the loss scale")
     return Gradient(dq, ds, do)
 

@@ -14,7 +14,7 @@ from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.stabilise import Report, make_stabiliser
-from lstlm.spherical.state import FactoredState
+from lstlm.spherical.state import BLOCK_ROWS, FactoredState
 
 
 class SphericalOutput(SphericalHead):
@@ -56,10 +56,13 @@ class SphericalOutput(SphericalHead):
     ) -> None:
         super().__init__(hidden, vocab, loss, bias)
         W = _initial_weight(self, init_scale, dtype, device, generator)
-        self.state = FactoredState(W, _root_of(prior, self), lazy=stabilise == "lazy")
+        self.state = self._new_state(W, _root_of(prior, self), lazy=stabilise == "lazy")
         self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
         self.last_report = Report()
         self.last_stabilise_ms = 0.0
+
+    def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> FactoredState:
+        return FactoredState(W, p, lazy=lazy)
 
     def _after_update(self, shrink: Shrink) -> None:
         start = time.perf_counter()
@@ -162,9 +165,15 @@ def _initial_weight(
         raise ConfigError(f"dtype = {dtype}: the layer computes in float32 or float64")
     if not (math.isfinite(scale) and scale >= 0):
         raise ConfigError(f"init_scale = {scale}: must be finite and at least 0")
-    W = torch.zeros(head._initial_shape, dtype=dtype or torch.get_default_dtype(), device=device)
-    if scale > 0:
-        W[:, : head.hidden].normal_(0, scale, generator=generator)
+    (D, d), (first, every) = head._initial_shape, head._kept
+    W = torch.zeros(len(range(first, D, every)), d, dtype=dtype or torch.get_default_dtype(), device=device)
+    for start in range(0, D if scale > 0 else 0, BLOCK_ROWS):
+        # drawn for all D rows by everyone, so that a row does not depend on who keeps it
+        block = W.new_empty(min(BLOCK_ROWS, D - start), head.hidden).normal_(0, scale, generator=generator)
+        skip = (first - start) % every
+        mine = block[skip::every]
+        place = (start + skip) // every
+        W[place : place + len(mine), : head.hidden] = mine
     return W
 
 

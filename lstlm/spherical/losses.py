@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from lstlm.errors import ConfigError, NumericsError
+from lstlm.errors import ConfigError
 
 
 class Partials(NamedTuple):
@@ -101,19 +101,15 @@ class ZLoss(SphericalLoss):
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         mu = s / D
-        variance = q / D - mu * mu
-        if bool((variance <= 1e-12 * q / D).any()):
-            raise NumericsError(
-                "the outputs are all equal, σ = 0, so the Z-loss is undefined: start with init_scale > 0"
-            )
+        variance = torch.addcmul(q / D, mu, mu, value=-1)
         sigma = variance.sqrt()
-        z = (o - mu[:, None]) / sigma[:, None]
+        z = (o - mu[:, None]) / sigma[:, None]  # nan where all outputs are equal
         margin = self.a * (self.b - z)
         g = t * torch.sigmoid(margin)
-        gz, g_sum = (g * z).sum(1), g.sum(1)
         value = (t * softplus(margin)).sum(1) / self.a
-        ds = (g_sum / sigma - gz * mu / variance) / D
-        return Partials(value, gz / (2 * D * variance), ds, -g / sigma[:, None])
+        dq = (g * z).sum(1) / (2 * D * variance)
+        do = -g / sigma[:, None]
+        return Partials(value, dq, torch.addcmul(do.sum(1) / -D, dq, mu, value=-2), do)
 
 
 class CustomLoss(SphericalLoss):

@@ -39,14 +39,19 @@ class Shrink(NamedTuple):
 def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
     """Return (I − G B)⁻¹ (m,m) for G = HpHᵀ symmetric, B = diag(b), and the bounds on T. O(m³).
 
-    The eigenvalues of GB are at most ρ = ‖√|B| G √|B|‖_F. Where ρ is small, (I − A)⁻¹ = (I+A)(I+A²)(I+A⁴)… with A = GB
-    is cut where the remainder ρ^(2^k) is below the rounding error: products only, several times faster than LAPACK.
+    The eigenvalues of GB are at most ρ = ‖√|B| G √|B|‖_F, and that is at most the trace of |B|G. Where ρ is small,
+    (I − A)⁻¹ = (I+A)(I+A²)(I+A⁴)… with A = GB is cut where the remainder ρ^(2^k) is below the rounding error:
+    products only, several times faster than LAPACK.
     """
-    size = b.abs()
-    rho2, lowest, growth = torch.stack([size @ (G * G) @ size, b.min(), -(b.clamp(max=0) @ G.diagonal())]).tolist()
-    if not math.isfinite(rho2):
+    weighted = b * G.diagonal()
+    net, total, lowest = torch.stack([weighted.sum(), weighted.abs().sum(), b.min()]).tolist()
+    if not math.isfinite(total):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
-    rho = math.sqrt(rho2)
+    growth = (total - net) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
+    rho = total
+    if rho > 0.05:  # the trace is no longer good enough
+        size = b.abs()
+        rho = math.sqrt(float(size @ (G * G) @ size))
     if rho < 0.3:
         return _geometric_series(G * b, rho), Shrink(rho, min(growth, rho))
     if lowest > 0:

@@ -41,9 +41,6 @@ class Report:
 class Stabiliser(nn.Module):
     """Looks at U every `every` updates and brings singular values outside [low, high] back to 1."""
 
-    countdown: Tensor
-    total: Tensor
-
     def __init__(self, low_high: tuple[float, float] = PAPER_RANGE, every: int = PAPER_PERIOD) -> None:
         super().__init__()
         low, high = low_high
@@ -52,15 +49,24 @@ class Stabiliser(nn.Module):
         if every < 1:
             raise ConfigError(f"stabilise_every {every}: must be at least 1")
         self.low, self.high, self.every = low, high, every
-        self.register_buffer("countdown", torch.tensor(every))
-        self.register_buffer("total", torch.tensor(0))
+        self.total = 0  # singular values repaired so far
+        self.countdown = every
+        self.sigma_low = self.sigma_high = 1.0  # bounds on the singular values of U, which `lazy` keeps
+
+    def get_extra_state(self) -> Tensor:
+        """The counters and bounds: a resumed run must look at the same steps."""
+        return torch.tensor([self.total, self.countdown, self.sigma_low, self.sigma_high], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.total, self.countdown = (int(counter) for counter in state[:2])
+        self.sigma_low, self.sigma_high = state[2:].tolist()
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
         """Called after each update with the bounds on what it did to U."""
         self.countdown -= 1
-        if int(self.countdown) > 0:
+        if self.countdown > 0:
             return Report()
-        self.countdown.fill_(self.every)
+        self.countdown = self.every
         report = self.repair(state)
         self.total += report.repaired
         return report
@@ -123,7 +129,6 @@ class Lazy(Stabiliser):
     free. A look is a few block power iterations, warm-started, O(d²).
     """
 
-    bounds: Tensor
     smallest: Tensor
     largest: Tensor
     BLOCK = 4
@@ -132,27 +137,22 @@ class Lazy(Stabiliser):
         super().__init__(low_high, every=1)
         generator = torch.Generator().manual_seed(0)
         block = torch.linalg.qr(torch.randn(d, min(self.BLOCK, d), generator=generator, dtype=torch.float64)).Q
-        self.register_buffer("bounds", torch.ones(2, dtype=torch.float64))
         self.register_buffer("smallest", block.clone())
         self.register_buffer("largest", block.clone())
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
-        low, high = self.bounds.tolist()
-        low, high = low * (1 - shrink.shrink), high * (1 + shrink.growth)
+        self.sigma_low *= 1 - shrink.shrink
+        self.sigma_high *= 1 + shrink.growth
         report = Report()
-        if low < self.low:
-            low, done = self._look(state, "U_inv_T", self.smallest)
-            report = Report(done.repaired, done.rows_swept)
-        if high > self.high:
-            high, done = self._look(state, "U", self.largest)
-            report = Report(report.repaired + done.repaired, report.rows_swept + done.rows_swept)
-        self.bounds[0], self.bounds[1] = low, high
+        if self.sigma_low < self.low:
+            self.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
+        if self.sigma_high > self.high:
+            self.sigma_high = self._look(state, "U", self.largest, report)
         self.total += report.repaired
         return report
 
-    def _look(self, state: FactoredState, name: str, block: Tensor) -> tuple[float, Report]:
+    def _look(self, state: FactoredState, name: str, block: Tensor, report: Report) -> float:
         """Find the extreme singular values of U, repair those near or beyond the limit, return the next one."""
-        report = Report()
         limit = self.low if name == "U_inv_T" else 1 / self.high
         for _ in range(state.d):
             A = getattr(state, name)
@@ -168,7 +168,7 @@ class Lazy(Stabiliser):
             if extreme >= limit:
                 break
             self._record(state, X.T[offending], (other * inverse_extent).T[offending], report)
-        return (extreme if name == "U_inv_T" else 1 / extreme), report
+        return extreme if name == "U_inv_T" else 1 / extreme
 
     def _record(self, state: FactoredState, X: Tensor, Y: Tensor, report: Report) -> None:
         """Take each x out of U and write it into the history; pay for it by moving some rows forward."""
@@ -176,7 +176,7 @@ class Lazy(Stabiliser):
         if history.count + len(X) > REPAIRS:
             report.rows_swept += sweep_some(state, history.rows_to_sweep())
             history.close(state.U)
-            state.set_frame(torch.eye(state.d, dtype=torch.float64, device=X.device))
+            state.set_frame()
             return  # U is I now: nothing is left to repair
         alphas = (torch.linalg.vector_norm(X @ state.U, dim=1) - 1).tolist()
         state.repair(X, alphas, Y)

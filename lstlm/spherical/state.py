@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lstlm.spherical.history import History
 
-FOLD_EVERY = 32
+FOLD_EVERY = 128
 BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in float32
 
 
@@ -35,7 +35,6 @@ class FactoredState(nn.Module):
     recent: Tensor
     base: Tensor
     value: Tensor
-    folds_due: Tensor
     p: Tensor | None
 
     def __init__(self, W: Tensor, p: Tensor | None = None, *, lazy: bool = True) -> None:
@@ -49,11 +48,11 @@ class FactoredState(nn.Module):
         self.register_buffer("recent", torch.zeros_like(stack, dtype=W.dtype))
         self.register_buffer("base", torch.zeros_like(stack, dtype=W.dtype), persistent=False)
         self.register_buffer("value", torch.zeros_like(stack, dtype=W.dtype), persistent=False)
-        self.register_buffer("folds_due", torch.zeros((), dtype=torch.int64))
+        self.since_fold = 0
         self.history = self._new_history(lazy)
         self.version = 0  # counts the changes of W, so that a stale minibatch is noticed
         self.p_norm2 = float(self.D) if p is None else float(p.double().square().sum())
-        self.set_frame(torch.eye(d, dtype=torch.float64, device=W.device))
+        self.set_frame()
         self.refresh_gram()
 
     # ---- the parts by name ---------------------------------------------------------------------------------------
@@ -108,14 +107,15 @@ class FactoredState(nn.Module):
     # ---- updating the stack --------------------------------------------------------------------------------------
     def commit(self) -> None:
         """Make `value` = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
-        d = self.d
-        torch.add(self.base[d:], self.recent[d:], out=self.value[d:])
-        torch.add(self.recent[:d], self.recent[:d].T, out=self.value[:d])
-        self.value[:d] += self.base[:d]
+        self._add_up()
         self.version += 1
-        self.folds_due += 1
-        if int(self.folds_due) >= FOLD_EVERY:
+        self.since_fold += 1
+        if self.since_fold >= FOLD_EVERY:
             self.fold()
+
+    def _add_up(self) -> None:
+        torch.add(self.base, self.recent, out=self.value)
+        self.value[: self.d] += self.recent[: self.d].T
 
     def fold(self) -> None:
         """exact ← exact + recent, recent ← 0."""
@@ -123,15 +123,13 @@ class FactoredState(nn.Module):
         self.exact[:d] += self.recent[:d] + self.recent[:d].T.to(torch.float64)
         self.exact[d:] += self.recent[d:]
         self.recent.zero_()
+        self.since_fold = 0
         self._rebase()
 
     def _rebase(self) -> None:
+        """Compute what is derived: base from `exact`, value from both."""
         self.base.copy_(self.exact)
-        self.value.copy_(self.base)
-        d = self.d
-        torch.add(self.base[d:], self.recent[d:], out=self.value[d:])
-        self.value[:d] = self.base[:d] + (self.recent[:d] + self.recent[:d].T)
-        self.folds_due.zero_()
+        self._add_up()
 
     def assign(self, **parts: Tensor) -> None:
         """Set parts of the stack (Q, omega, w_bar, U, U_inv_T) to new float64 values."""
@@ -179,12 +177,15 @@ class FactoredState(nn.Module):
             stack[:d] *= rho * rho
             stack[d : 2 * d + 2] *= rho
             stack[2 * d + 2 :] /= rho
-        self._rebase_keeping_due()
+        self._rebase()
 
-    def set_frame(self, U: Tensor) -> None:
-        """Set U, and U⁻ᵀ from scratch in float64. The caller answers for V."""
-        U = U.to(torch.float64)
-        self.assign(U=U, U_inv_T=torch.linalg.inv(U).T)
+    def set_frame(self, U: Tensor | None = None) -> None:
+        """Set U, the identity where None, and U⁻ᵀ from scratch in float64. The caller answers for V."""
+        if U is None:
+            U = U_inv_T = torch.eye(self.d, dtype=torch.float64, device=self.V.device)
+        else:
+            U_inv_T = torch.linalg.inv(U).T
+        self.assign(U=U, U_inv_T=U_inv_T)
 
     def _new_history(self, lazy: bool) -> History:
         return History(self.stored_rows, self.d, like=self.V, segments=None if lazy else 0)
@@ -239,7 +240,7 @@ class FactoredState(nn.Module):
         """V ← V U + p ωᵀ, U ← I, ω ← 0, and Q, w̄ anew from V. O(Dd²); W does not change."""
         self.map_rows(lambda rows, _: self.weight_rows(rows))
         self.assign(omega=torch.zeros_like(self.exact[:1]))
-        self.set_frame(torch.eye(self.d, dtype=torch.float64, device=self.V.device))
+        self.set_frame()
         self.refresh_gram()
 
     def refresh_gram(self) -> None:
@@ -257,7 +258,7 @@ class FactoredState(nn.Module):
         self.V.copy_(W)
         self.history.clear()
         self.assign(omega=torch.zeros_like(self.exact[:1]))
-        self.set_frame(torch.eye(self.d, dtype=torch.float64, device=self.V.device))
+        self.set_frame()
         self.refresh_gram()
 
     def resize(self, keep: Tensor | None, W_new: Tensor) -> None:
@@ -285,16 +286,17 @@ class FactoredState(nn.Module):
         exact = self.exact
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.exact = exact.to(self.V.device)
-        self.folds_due = self.folds_due.cpu()
-        self._rebase_keeping_due()
+        self._rebase()
         return self
 
-    def _rebase_keeping_due(self) -> None:
-        due = int(self.folds_due)
-        self._rebase()
-        self.folds_due.fill_(due)
+    def get_extra_state(self) -> Tensor:
+        """The updates since the last fold: a resumed run must fold at the same steps."""
+        return torch.tensor(self.since_fold)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.since_fold = int(state)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._rebase_keeping_due()
+        self._rebase()
         self.version += 1

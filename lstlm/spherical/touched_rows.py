@@ -10,8 +10,8 @@ change of the rows that Y touches. Two ways to compute it, with the same result:
 
 `LowRank` (m up to about d) never forms T; 7md² + 4m²d multiply-adds and one m×m inverse:
 
-    X  = b/2 ∘ HQ + η YW ;   R = η ∇H + N Hp ;   J = (I − HpHᵀB)⁻¹ Hp U⁻¹ = Hp U'⁻¹
-    N  = −(X Hᵀ)B − ½η² YYᵀ − η ds ⊗ (b ∘ Hw̄ + η Yp + ½ ‖p‖² η ds)
+    X  = ∇H − dq ∘ HQ ;   R = η ∇H − η² N Hp ;   J = (I − HpHᵀB)⁻¹ Hp U⁻¹ = Hp U'⁻¹
+    N  = 2 (X Hᵀ) diag(dq) + ½ YYᵀ + ds ⊗ (Yp + ½ ‖p‖² ds),   N + Nᵀ = EᵀE/η²
     Q' = Q − RᵀHp − HpᵀR ;   w̄' = w̄ − Hpᵀ(b∘Hw̄ + η Yp + ‖p‖² η ds) ;   ω' = ω − Hpᵀ(b∘Hω + η ds)
     U' = U − (UHᵀ)B Hp ;   U'⁻ᵀ = U⁻ᵀ + Jᵀ B H ;   V' = V − η Yᵀ J
 
@@ -77,24 +77,16 @@ class TouchedRows:
         YT.index_put_((column.T, torch.arange(len(ids), device=ids.device)), do.T, accumulate=True)
         return embedding_bag(column, YT, per_sample_weights=do, mode="sum")
 
-    def X(self) -> Tensor:
-        """Return dq ∘ HQ + YW (m,d), which is ∇H − dq ∘ HQ − ds ⊗ w̄."""
+    def half_gram(self) -> Tensor:
+        """Return half of EᵀE/η² (m,m), the other half being its transpose. O(m²d)."""
         g = self.gradient
-        X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)
-        return X if g.ds is None else X.addr_(g.ds, self.state.w_bar, alpha=-1)
-
-    def half_gram(self, X_H: Tensor, eta: float) -> Tensor:
-        """Return half of EᵀE (m,m), the other half being its transpose; X_H = X Hᵀ is overwritten."""
-        g = self.gradient
-        half = X_H.mul_((2 * eta * eta) * g.dq).add_(self.YYT(), alpha=0.5 * eta * eta)
-        if g.ds is None:
-            return half
-        rest = 2 * g.dq * self.Hw_bar + self.Yp() + (0.5 * self.state.p_norm2) * g.ds
-        return half.addr_(g.ds, rest, alpha=eta * eta)
+        X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)  # dq ∘ HQ + YW + ds ⊗ w̄
+        half = (X @ self.H.T).mul_(2 * g.dq).add_(self.YYT(), alpha=0.5)
+        return half if g.ds is None else half.addr_(g.ds, self.Yp() + (0.5 * self.state.p_norm2) * g.ds)
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1. O(m²d)."""
-        gram = self.half_gram(self.X() @ self.H.T, 1.0) * (self.H @ self.H.T)
+        gram = self.half_gram() * (self.H @ self.H.T)
         return math.sqrt(max(0.0, 2 * float(gram.sum())))
 
 
@@ -115,11 +107,13 @@ class LowRank(TouchedRows):
     def backward(self, gradient: Gradient) -> Tensor:
         """Return ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄  (m,d), with YW = (YV)U + Yp ⊗ ω."""
         self.gradient = gradient
-        do = gradient.do
-        YV = do * self.rows[:, 0] if do.shape[1] == 1 else (do[..., None] * self.rows).sum(1)
-        grad_H = torch.addcmul(YV @ self.state.U, self.HQ, gradient.dq[:, None], value=2)
-        grad_H.addr_(self.Yp(), self.state.omega)
-        self.grad_H = grad_H if gradient.ds is None else grad_H.addr_(gradient.ds, self.state.w_bar)
+        d, do = self.state.d, gradient.do
+        # ω, w̄ and U stand below one another: the two rank-one terms ride along in the product with U
+        left = self.H.new_empty(len(self.H), d + 2)
+        left[:, 0], left[:, 1] = self.Yp(), 0 if gradient.ds is None else gradient.ds
+        left[:, 2:] = do * self.rows[:, 0] if do.shape[1] == 1 else (do[..., None] * self.rows).sum(1)
+        YW_and_ds = left @ self.state.value[d : 2 * d + 2]
+        self.grad_H = YW_and_ds.addcmul_(self.HQ, gradient.dq[:, None], value=2)
         return self.grad_H
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
@@ -135,8 +129,8 @@ class LowRank(TouchedRows):
         if g.ds is not None:
             w_bar_step += (eta * state.p_norm2) * g.ds
             omega_step += eta * g.ds
-        half_gram = self.half_gram(self.X() @ H.T, eta)
-        torch.addmm(self.grad_H, half_gram, Hp, beta=eta, alpha=-1, out=self.HQ)  # R
+        half_gram = self.half_gram()
+        torch.addmm(self.grad_H, half_gram, Hp, beta=eta, alpha=-eta * eta, out=self.HQ)  # R
         steps[:, d], steps[:, d + 1] = omega_step, w_bar_step
         self.HUT.mul_(b[:, None])
         change = g.do * J if g.do.shape[1] == 1 else (g.do[..., None] * J[:, None]).flatten(0, 1)
