@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -72,8 +73,13 @@ def make_output(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
+    factored: Callable[..., nn.Module] = SphericalOutput,
+    naive: Callable[..., nn.Module] = DenseSphericalOutput,
 ) -> nn.Module:
-    """Return the output layer that `config` names, for a vocabulary with these word counts (D,)."""
+    """Return the output layer that `config` names, for a vocabulary with these word counts (D,).
+
+    `factored` and `naive` make these two: ranks that share the rows pass their own.
+    """
     frequencies = torch.as_tensor(counts).to("cpu", torch.float64)
     vocab = len(frequencies)
     common: dict[str, Any] = {
@@ -86,7 +92,7 @@ def make_output(
 
     match config.kind:
         case "factored" | "naive":
-            return _spherical(config, hidden, frequencies, common)
+            return _spherical(config, hidden, frequencies, common, factored if config.kind == "factored" else naive)
         case "softmax":
             return FullSoftmax(hidden, vocab, **common)
         case "hierarchical":
@@ -101,15 +107,17 @@ def make_output(
     )
 
 
-def _spherical(config: OutputConfig, hidden: int, frequencies: Tensor, common: dict[str, Any]) -> nn.Module:
+def _spherical(
+    config: OutputConfig, hidden: int, frequencies: Tensor, common: dict[str, Any], make: Callable[..., nn.Module]
+) -> nn.Module:
     loss = make_loss(config.loss, a=config.a, b=config.b, epsilon=config.epsilon)
     vocab = len(frequencies)
     if config.prior == "unigram":
         # one more of each: a word that the corpus lacks must not be impossible
         common = {**common, "prior": frequencies + 1.0}
     if config.kind == "naive":
-        return DenseSphericalOutput(hidden, vocab, loss, **common)
-    return SphericalOutput(
+        return make(hidden, vocab, loss, **common)
+    return make(
         hidden,
         vocab,
         loss,

@@ -1,0 +1,138 @@
+"""The output layers of a network that several ranks train: rows by turns, one global minibatch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from lstlm.distributed.dense import PlainHere, ShardedDenseState
+from lstlm.distributed.ranks import Ranks, even_parts
+from lstlm.distributed.shards import check_enough_words
+from lstlm.distributed.state import ShardedState
+from lstlm.distributed.steps import LowRankHere, SquareHere, begin
+from lstlm.errors import ConfigError
+from lstlm.outputs import make_output
+from lstlm.spherical.head import SphericalHead
+from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
+from lstlm.spherical.losses import SphericalLoss
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
+
+
+class OverRanks(SphericalHead):
+    """What a head does when every rank holds an even part of the global minibatch."""
+
+    ranks: Ranks
+    _examples = 0  # of the global minibatch in the last forward pass; 0 where all ranks had the same examples
+
+    def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self._examples = 0
+        if not self.training:
+            return H, ids, values
+        sizes, widths = zip(*self.ranks.numbers([len(H), ids.shape[1]]), strict=True)
+        even_parts(sizes, "the output layer")
+        self._examples = sum(sizes)
+        if (fill := max(widths) - ids.shape[1]) > 0:  # up to the same K: an id of the same example, with value 0
+            ids = torch.cat([ids, ids[:, :1].expand(-1, fill)], 1)
+            values = pad(values, (0, fill))
+        # one message: the bytes of H, ids and values side by side
+        parts = (H, ids, values)
+        rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
+        bytes_each = [part.shape[1] * part.element_size() for part in parts]
+        found = torch.split(self.ranks.gather(rows, sizes), bytes_each, dim=1)
+        H, ids, values = (got.contiguous().view(part.dtype) for got, part in zip(found, parts, strict=True))
+        return H, ids, values
+
+    def _gather_upstream(self, upstream: Tensor) -> Tensor:
+        return self.ranks.gather(upstream, self.ranks.parts(self._examples))
+
+    def _own(self, x: Tensor) -> Tensor:
+        return x[self.ranks.part(len(x))] if self._examples else x
+
+    def _best_of_all(self, scores: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        ranks, missing = self.ranks, k - scores.shape[1]
+        ids = pad(rows * ranks.world + ranks.rank, (0, missing))
+        scores = pad(scores, (0, missing), value=-torch.inf)
+        everyone, names = (ranks.gather(x.T, [k] * ranks.world).T for x in (scores, ids))
+        best, order = everyone.topk(k)
+        return best, names.gather(1, order)
+
+
+class ShardedOutput(OverRanks, SphericalOutput):
+    """`SphericalOutput` over the ranks of a group: the same losses, gradients and weights as one process would have.
+
+        losses = head(h, target_ids)        # this rank's examples, an even part of the global minibatch
+        (losses.sum() / global_size).backward()
+        head.update(lr)                     # the exact step for the examples of all ranks
+
+    Every call is collective. In training mode h and the targets are this rank's part; in evaluation mode, and for
+    `log_prob` and `topk`, all ranks pass the same ones and get the same answer. A step sends O(m·d), or O(m·d + d²)
+    for large minibatches: nothing of the size of the vocabulary.
+    """
+
+    state: ShardedState
+
+    def __init__(
+        self, ranks: Ranks, hidden: int, vocab: int, loss: SphericalLoss | None = None, **settings: Any
+    ) -> None:
+        """Take the arguments of `SphericalOutput`, and draw the same weights from the same generator."""
+        check_enough_words(vocab, ranks.world)
+        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
+        super().__init__(hidden, vocab, loss, **settings)
+
+    def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> ShardedState:
+        return ShardedState(W, self._initial_shape[0], self.ranks, p, lazy=lazy)
+
+    def _begin(self, H: Tensor, ids: Tensor) -> LowRankHere | SquareHere:
+        return begin(self.state, H, ids)
+
+
+class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
+    """`DenseSphericalOutput` over the ranks of a group: the naive baseline, O(Dmd/world) a step on each."""
+
+    state: ShardedDenseState
+
+    def __init__(
+        self, ranks: Ranks, hidden: int, vocab: int, loss: SphericalLoss | None = None, **settings: Any
+    ) -> None:
+        """Take the arguments of `DenseSphericalOutput`, and draw the same weights from the same generator."""
+        check_enough_words(vocab, ranks.world)
+        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
+        super().__init__(hidden, vocab, loss, **settings)
+        self.state = ShardedDenseState(self.state.W, vocab, ranks, self.state.p)
+
+    def _begin(self, H: Tensor, ids: Tensor) -> PlainHere:
+        return self.state.begin(H, ids)
+
+
+def make_sharded_output(
+    config: OutputConfig,
+    hidden: int,
+    counts: np.ndarray[Any, np.dtype[Any]] | Tensor,
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Return this rank's part of the output layer that `config` names; the weights are those of one process."""
+    if config.kind not in ("factored", "naive"):
+        raise ConfigError(
+            f"output.kind {config.kind}: several ranks train factored or naive; choose one, or start a single process"
+        )
+    return make_output(
+        config,
+        hidden,
+        counts,
+        dtype=dtype,
+        device=device,
+        generator=generator,
+        factored=partial(ShardedOutput, ranks),
+        naive=partial(ShardedDenseOutput, ranks),
+    )

@@ -1,0 +1,46 @@
+"""Real processes that form a group through a file, each with one thread, and what they return."""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from lstlm.distributed import Ranks
+
+TIMEOUT_S = 30.0
+
+
+def _one(rank: int, world: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.FileStore(str(folder / "store"), world)
+        ranks = Ranks.join(torch.device("cpu"), TIMEOUT_S, store=store, rank=rank, world_size=world)
+        torch.save(work(ranks, *arguments), folder / f"result-{rank}")
+        ranks.close()
+    except BaseException:
+        (folder / f"error-{rank}").write_text(traceback.format_exc())
+        raise
+
+
+def run_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call work(ranks, *arguments), a function of a module, in `world` forked processes; return the results by rank.
+
+    Forked: a new interpreter would import torch again, two seconds each. Nothing here has started threads by then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("fork")
+    started = [
+        context.Process(target=_one, args=(rank, world, folder, work, arguments), daemon=True) for rank in range(world)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(4 * TIMEOUT_S)
+    errors = [path.read_text() for path in sorted(folder.glob("error-*"))]
+    assert not errors, "\n".join(errors)
+    assert [process.exitcode for process in started] == [0] * world
+    return [torch.load(folder / f"result-{rank}", weights_only=False) for rank in range(world)]
