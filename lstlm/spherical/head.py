@@ -76,13 +76,15 @@ class SphericalHead(nn.Module):
         partials = self._untilted(step, values)
         if not math.isfinite(float(partials.value.sum())):
             raise NumericsError(
-                "the loss is not finite: h is not finite or too large, or (Z-loss) all outputs are equal, σ = 0; "
-                "check the layers below, the targets, and init_scale > 0"
+                "the loss is not finite: the targets are too large, or (Z-loss) all outputs are equal, σ = 0; "
+                "check target_values, and that init_scale is above 0"
             )
         return partials
 
     def _untilted(self, step: Step, values: Tensor) -> Partials:
         q, s, o = (x.to(torch.float64) for x in step.outputs())
+        if not math.isfinite(float(q.sum())):
+            raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
         if self.state.p is None:
             return self.loss.partials(q, s, o, values, self.state.p_norm2)
         # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
@@ -91,10 +93,12 @@ class SphericalHead(nn.Module):
         return Partials(value - 2 * (values * p.log()).sum(1), dq, ds, do / p)
 
     def _with_bias(self, h: Tensor) -> Tensor:
-        if not self.has_bias:
-            return h.contiguous()
-        H = h.new_empty(len(h), self.hidden + 1)  # filled in place: half the time of torch.cat
-        H[:, : self.hidden], H[:, self.hidden] = h, 1
+        """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""
+        m, d = len(h), self.state.d
+        H = h.new_empty(d, m).T if m < d else h.new_empty(m, d)
+        H[:, : self.hidden] = h
+        if self.has_bias:
+            H[:, self.hidden] = 1
         return H
 
     def _check(
