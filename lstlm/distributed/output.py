@@ -29,15 +29,15 @@ class OverRanks(SphericalHead):
     """What a head does when every rank holds an even part of the global minibatch."""
 
     ranks: Ranks
-    _examples = 0  # of the global minibatch in the last forward pass; 0 where all ranks had the same examples
+    examples = 0  # of the global minibatch in the last forward pass; 0 where all ranks had the same examples
 
     def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self._examples = 0
+        self.examples = 0
         if not self.training:
             return H, ids, values
         sizes, widths = zip(*self.ranks.numbers([len(H), ids.shape[1]]), strict=True)
         even_parts(sizes, "the output layer")
-        self._examples = sum(sizes)
+        self.examples = sum(sizes)
         if (fill := max(widths) - ids.shape[1]) > 0:  # up to the same K: an id of the same example, with value 0
             ids = torch.cat([ids, ids[:, :1].expand(-1, fill)], 1)
             values = pad(values, (0, fill))
@@ -50,10 +50,10 @@ class OverRanks(SphericalHead):
         return H, ids, values
 
     def _gather_upstream(self, upstream: Tensor) -> Tensor:
-        return self.ranks.gather(upstream, self.ranks.parts(self._examples))
+        return self.ranks.gather(upstream, self.ranks.parts(self.examples))
 
     def _own(self, x: Tensor) -> Tensor:
-        return x[self.ranks.part(len(x))] if self._examples else x
+        return x[self.ranks.part(len(x))] if self.examples else x
 
     def _best_of_all(self, scores: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ranks, missing = self.ranks, k - scores.shape[1]
