@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig
+from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
 from lstlm.errors import CheckpointError, ConfigError, DataError
 from lstlm.outputs import OutputLayer, make_output
+from lstlm.outputs.rows import uniform_rows
 
 # the gain of each activation: it keeps the variance of a layer's output near that of its input
 _GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
@@ -53,6 +55,19 @@ class SparseEmbedding(nn.Module):
         """Forget the last batch."""
         self._ids = self._rows = None
 
+    @property
+    def vocab(self) -> int:
+        """The number of words D."""
+        return len(self.weight)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows by id (k,size), a copy."""
+        return self.weight.index_select(0, ids)
+
+    def table(self) -> Tensor:
+        """Return the table (D,size) itself."""
+        return self.weight
+
 
 class Network(nn.Module):
     """An n-gram language model: `encode` words to h (m,hidden), and one loss an example from the output layer."""
@@ -66,15 +81,19 @@ class Network(nn.Module):
         *,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        """Make the network that `config` describes for words with these counts (D,); with `ranks`, this rank's part."""
         super().__init__()
         self.config = config
         self.combine = config.model.combine
         self.context_width = context_width(config.data)
         dtype: torch.dtype = getattr(torch, config.train.dtype)
-        size, limit = config.model.embedding, _EMBEDDING_STD * 3.0**0.5
-        table = torch.empty(len(counts), size, dtype=dtype, device=device)
-        self.embedding = SparseEmbedding(table.uniform_(-limit, limit, generator=generator))
+        size = config.model.embedding
+        like = torch.empty(0, size, dtype=dtype, device=device)
+        kept = range(len(counts)) if ranks is None else range(ranks.rank, len(counts), ranks.world)
+        table = uniform_rows(len(counts), size, _EMBEDDING_STD, like, generator, kept)
+        self.embedding = SparseEmbedding(table) if ranks is None else ShardedEmbedding(table, len(counts), ranks)
         combined = size * self.context_width if self.combine == "concat" else size
         self.hidden = HiddenLayers(combined, config.model, table, generator)
         last = config.model.hidden[-1] if config.model.hidden else combined
@@ -82,7 +101,11 @@ class Network(nn.Module):
         counts = torch.as_tensor(counts).repeat(self.sides)
         if self.sides == 2:  # the share of the squared targets that the last refit leaves unexplained
             self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
-        self.output = make_output(config.output, last, counts, dtype=dtype, device=device, generator=generator)
+        place: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
+        if ranks is None:
+            self.output = make_output(config.output, last, counts, **place)
+        else:
+            self.output = make_sharded_output(config.output, last, counts, ranks, **place)
 
     @property
     def head(self) -> OutputLayer:
@@ -113,7 +136,11 @@ class Network(nn.Module):
 
     def input_vectors(self) -> Tensor:
         """Return the word vectors of the input side (D,embedding): the table itself, not a copy."""
-        return self.embedding.weight
+        return self.embedding.table()
+
+    def input_rows(self, ids: Tensor) -> Tensor:
+        """Return the word vectors of the input side of some words (k,embedding), a copy."""
+        return self.embedding.rows(ids)
 
     def output_vectors(self) -> Tensor:
         """Return the word vectors of the output side (D,hidden); left and right added up where they are apart."""
@@ -131,8 +158,8 @@ class Network(nn.Module):
                 "model.combine concat fixes the number; use sum or mean, or change data.context"
             )
         low, high = (int(x) for x in context.aminmax())
-        if low < 0 or high >= len(self.embedding.weight):
-            bad, last = low if low < 0 else high, len(self.embedding.weight) - 1
+        if low < 0 or high >= self.embedding.vocab:
+            bad, last = low if low < 0 else high, self.embedding.vocab - 1
             raise DataError(f"context holds word id {bad}: ids run from 0 to {last}; is the vocabulary another one?")
 
 
@@ -270,7 +297,7 @@ class Optimisers:
         squares, hidden = state["squares"], state["hidden"]
         if (squares is None) != (self.squares is None) or (hidden is None) != (self.hidden is None):
             raise CheckpointError("optimiser state: made with other optim.embedding or model.hidden than this run's")
-        if self.squares is not None:
+        if self.squares is not None and squares is not None:
             if squares.shape != self.squares.shape:
                 raise CheckpointError(f"optimiser state: {len(squares)} words, this vocabulary has {len(self.squares)}")
             self.squares.copy_(squares)

@@ -1,5 +1,6 @@
 """`lstlm train`."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ Example:
   lstlm train --config configs/tiny.yaml --run runs/tiny
   lstlm train --config configs/tiny.yaml --run runs/tiny --resume auto --set train.max_epochs=4
   tensorboard --logdir runs
+  torchrun --standalone --nproc-per-node 2 -m lstlm train --config configs/tiny.yaml --run-folder runs/two
 
 Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second one exits at once.
 """
@@ -38,7 +40,8 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     metavar="KEY=VALUE",
     help="Change a setting, e.g. train.max_steps=100. Repeatable.",
 )
-@click.option("--run", "folder", type=click.Path(path_type=Path), help="Run folder.  [default: runs/<config>-<time>]")
+@click.option("--run", "--run-folder", "folder", type=click.Path(path_type=Path),
+              help="Run folder; under torchrun, which has a --run… of its own, spell it out.  [default: runs/<config>-<time>]")  # fmt: skip
 @click.option(
     "--resume",
     metavar="auto|PATH",
@@ -55,6 +58,12 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     help="Start anew in a folder that holds a run, or drop checkpoints newer than --resume PATH.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+@click.option(
+    "--rank-timeout",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Under torchrun: how long to wait for the other ranks before giving up.  [300]",
+)
 def command(
     config_path: Path | None,
     overrides: tuple[str, ...],
@@ -65,19 +74,41 @@ def command(
     dry_run: bool,
     force: bool,
     as_json: bool,
+    rank_timeout: float | None,
 ) -> None:
     """Train a model: progress, TensorBoard events and checkpoints go to the run folder."""
-    folder = _choose_folder(config_path, folder, resume)
-    config = _settings(config_path, folder, resume, overrides)
+
+    def settle() -> tuple[Path, "Config"]:
+        chosen = _choose_folder(config_path, folder, resume)
+        return chosen, _settings(config_path, chosen, resume, overrides)
+
+    if several := int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if dry_run:
+            raise ConfigError("--dry-run: measures one process; leave torchrun out")
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+            resume, force = resume or "auto", False  # torchrun has restarted the same command: go on
+    else:
+        run, config = settle()
     from lstlm.training.session import train, use_device
 
-    place = use_device(device, threads)
+    place, ranks = use_device(device, threads), None
+    if several:
+        from lstlm.distributed import TIMEOUT_S, Ranks
+
+        ranks = Ranks.from_torchrun(place, rank_timeout or TIMEOUT_S)
+        assert ranks is not None
+        place, (run, config) = ranks.device, ranks.on_first(settle)
     if dry_run:
         _show_estimate(config, place, as_json=as_json)
         return
-    common.say(f"run folder {folder}")
-    summary = train(config, folder, resume=resume, device=place, force=force, quiet=common.is_quiet())
-    _show_summary(summary, as_json=as_json)
+    first = ranks is None or ranks.first
+    if first:
+        common.say(f"run folder {run}" + ("" if ranks is None else f", {ranks.world} ranks"))
+    summary = train(config, run, resume=resume, device=place, force=force, quiet=common.is_quiet(), ranks=ranks)
+    if first:
+        _show_summary(summary, as_json=as_json)
+    if ranks is not None:
+        ranks.close()
     if summary.signal is not None:
         click.get_current_context().exit(128 + summary.signal)
 

@@ -23,6 +23,8 @@ TIMEOUT_S = 300.0
 """Seconds without an answer after which a rank gives up on the others."""
 
 _Result = TypeVar("_Result")
+# renamed in torch 2.13; the old name warns at every call
+_all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class RankLost(LstlmError):
@@ -106,7 +108,7 @@ class Ranks:
         out = x.new_empty(self.world * longest, *x.shape[1:])
         if longest > 0:
             with self._talking():
-                dist.all_gather_into_tensor(out, x)
+                _all_gather(out, x)
         self.sent += (self.world - 1) * _bytes(x)
         if min(sizes) == longest:
             return out

@@ -108,11 +108,25 @@ def running_topk(blocks: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tenso
 
 
 def uniform_rows(
-    rows: int, hidden: int, scale: float | None, like: Tensor, generator: torch.Generator | None
+    rows: int,
+    hidden: int,
+    scale: float | None,
+    like: Tensor,
+    generator: torch.Generator | None,
+    kept: range | None = None,
 ) -> Tensor:
     """Return a (rows,hidden) matrix of independent uniforms with standard deviation `scale`, default 1/√hidden/10.
 
     Small on purpose: a softmax that starts near the uniform distribution spends no steps on unlearning noise.
+    With `kept`, only these rows of the same matrix: all are drawn, in blocks, so that none depends on who keeps it.
     """
     limit = (0.1 / hidden**0.5 if scale is None else scale) * 3.0**0.5
-    return torch.empty(rows, hidden, dtype=like.dtype, device=like.device).uniform_(-limit, limit, generator=generator)
+    kept = range(rows) if kept is None else kept
+    matrix = torch.empty(len(kept), hidden, dtype=like.dtype, device=like.device)
+    for start in range(0, rows, _BLOCK):
+        block = matrix.new_empty(min(_BLOCK, rows - start), hidden).uniform_(-limit, limit, generator=generator)
+        skip = (kept.start - start) % kept.step
+        mine = block[skip :: kept.step]
+        place = (start + skip) // kept.step
+        matrix[place : place + len(mine)] = mine
+    return matrix

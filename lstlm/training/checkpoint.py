@@ -15,7 +15,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return json.dumps({**body, "manifest_sha256": digest}, indent=1, sort_keys=True) + "\n"
 
 
-def _write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Write text (str) or tensors (dict) under their names; return the manifest entries."""
     records = {}
     for name, content in contents.items():
@@ -88,25 +88,46 @@ def save_checkpoint(root: Path, step: int, contents: Mapping[str, Any], facts: M
     `facts` goes into the manifest: config_sha256, vocabulary_sha256, versions. Tensors stream from where they are to
     the file; nothing of their size is copied. A failure removes what was written and leaves older checkpoints alone.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    final = root / f"{_PREFIX}{step:08d}"
-    temporary = root / f"{_TEMPORARY}{step:08d}-{os.getpid()}"
+    with failures_explained(root, step):
+        temporary = begin_folder(root, step)
+        return finish_folder(temporary, step, write_files(temporary, contents), facts)
+
+
+@contextlib.contextmanager
+def failures_explained(root: Path, step: int) -> Iterator[None]:
+    """Turn an error of the file system into one line, after removing what was written."""
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        files = _write_files(temporary, contents)
-        with HashingWriter(temporary / MANIFEST) as stream:
-            stream.write(_seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
-        fsync_folder(temporary)
-        _move_aside(final)
-        os.rename(temporary, final)
-        fsync_folder(root)
-        link_atomic(root / "last", final.name)
+        yield
     except (OSError, RuntimeError) as error:
         tidy(root)
-        raise write_failure(error, final, newest_name(root)) from error
+        raise write_failure(error, root / f"{_PREFIX}{step:08d}", newest_name(root)) from error
+
+
+def begin_folder(root: Path, step: int) -> Path:
+    """Make the temporary folder that a checkpoint is written in."""
+    temporary = root / f"{_TEMPORARY}{step:08d}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def finish_folder(temporary: Path, step: int, files: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+    """Seal the files in `temporary` with a manifest, give the folder its name and point `last` at it."""
+    root, final = temporary.parent, temporary.with_name(f"{_PREFIX}{step:08d}")
+    with HashingWriter(temporary / MANIFEST) as stream:
+        stream.write(_seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
+    fsync_folder(temporary)
+    _move_aside(final)
+    os.rename(temporary, final)
+    fsync_folder(root)
+    link_atomic(root / "last", final.name)
     tidy(root)
     return final
+
+
+def reopen(folder: Path) -> Checkpoint:
+    """Open a checkpoint that another process has just verified: its manifest alone is read."""
+    return Checkpoint(folder, _read_manifest(folder))
 
 
 def _move_aside(final: Path) -> None:

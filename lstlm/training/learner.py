@@ -9,10 +9,12 @@ from torch import Tensor
 
 from lstlm.config import Config
 from lstlm.data import Batch, Corpus, Examples
+from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
 from lstlm.network import Network, Optimisers
 from lstlm.training.checkpoint import Checkpoint
 from lstlm.training.clock import PhaseClock
+from lstlm.training.shards import network_state, training_state
 
 
 class Step(NamedTuple):
@@ -39,15 +41,25 @@ class Stream(Protocol):
 class Learner:
     """Everything that a step changes. Two learners in the same state take the same steps, bit for bit."""
 
-    def __init__(self, config: Config, corpus: Corpus, device: torch.device, examples: Stream | None = None) -> None:
+    rank, world = 0, 1  # which of how many processes
+
+    def __init__(
+        self,
+        config: Config,
+        corpus: Corpus,
+        device: torch.device,
+        examples: Stream | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.config = config
         self.device = device
         torch.manual_seed(config.train.seed)
         self.generator = torch.Generator(device=device).manual_seed(config.train.seed)
-        self.network = Network(config, corpus.vocabulary.counts, device=device, generator=self.generator)
+        counts = corpus.vocabulary.counts
+        self.network = Network(config, counts, device=device, generator=self.generator, ranks=ranks)
         self.optimisers = Optimisers(self.network, config.optim)
-        self.examples: Stream = examples or open_examples(config, corpus)
-        self.words_per_step = config.train.batch_size
+        self.examples: Stream = examples or open_examples(config, corpus, self.rank, self.world)
+        self.words_per_step = config.train.batch_size * self.world
         self.say: Callable[[str], None] = lambda line: None  # where remarks of a step go
         self.seconds_before = 0.0  # spent by an earlier run on what this one found ready
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
@@ -68,11 +80,11 @@ class Learner:
         self.optimisers.zero()
         hidden = self.network.encode(context)
         self.clock.lap("hidden_forward")
-        loss = self.network.output(hidden, ids, values).mean()
+        loss = self._mean(self.network.output(hidden, ids, values))
         self.clock.lap("output")
         if hidden.requires_grad:
             hidden.retain_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         value = self._finite(loss, hidden.grad)
         self.clock.lap("backward")
         if measured:
@@ -82,7 +94,15 @@ class Learner:
         # The layer times its own repairs, which happen inside its update.
         self.clock.lap("update", of_which={"stabilise": 1e-3 * getattr(self.network.output, "last_stabilise_ms", 0.0)})
         self._batch = None
-        return Step(value, len(context))
+        return Step(value, self._examples_of(batch))
+
+    def _mean(self, losses: Tensor) -> Tensor:
+        """Return the mean loss of the minibatch."""
+        return losses.mean()
+
+    def _examples_of(self, batch: Batch) -> int:
+        """Return the size of the minibatch that `batch` belongs to."""
+        return len(batch)
 
     def _place(self, array: Any) -> Tensor:
         return torch.as_tensor(array).to(self.device, non_blocking=True)
@@ -114,8 +134,8 @@ class Learner:
 
     def load(self, checkpoint: Checkpoint, position: dict[str, int]) -> None:
         """Return to the state of a checkpoint; `position` is that of the examples."""
-        self.network.load_state_dict(checkpoint.tensors("network.pt"))
-        state = checkpoint.tensors("training.pt")
+        self.network.load_state_dict(network_state(checkpoint, self.network.state_dict(), self.rank, self.world))
+        state = training_state(checkpoint, self.rank, self.world)
         self.optimisers.load_state_dict(state["optimisers"])
         self.generator.set_state(state["generator"].clone())
         torch.set_rng_state(state["rng"].clone())
@@ -125,8 +145,8 @@ class Learner:
         self._batch = None
 
 
-def open_examples(config: Config, corpus: Corpus) -> Examples:
-    """Return the endless stream of training batches that the configuration describes."""
+def open_examples(config: Config, corpus: Corpus, rank: int = 0, world: int = 1) -> Examples:
+    """Return the endless stream of training batches that the configuration describes, for one of `world` ranks."""
     data, train = config.data, config.train
     return Examples(
         corpus.train,
@@ -136,4 +156,6 @@ def open_examples(config: Config, corpus: Corpus) -> Examples:
         batch_size=train.batch_size,
         seed=train.seed,
         subsample=data.subsample,
+        rank=rank,
+        world=world,
     )

@@ -85,3 +85,35 @@ class RunLog:
         self.console.close()
         with contextlib.suppress(OSError, ValueError):
             self.close_files()
+
+
+class Silence(RunLog):
+    """The log of a rank that is not the first: it keeps nothing and says nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.board = console, _NoBoard()
+
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def event(self, step: int, name: str, text: str) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
+
+    def status(self, state: str, facts: Mapping[str, Any], *, durable: bool = False) -> None: ...
+
+    def close_files(self) -> None: ...
+
+
+class _NoBoard(Board):
+    def __init__(self) -> None:
+        pass
+
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def settings(self, settings: Mapping[str, Any], text: str) -> None: ...
+
+    def finish(self, step: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...

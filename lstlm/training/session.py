@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ import torch
 import lstlm
 from lstlm.config import Config, dump_config, to_dict
 from lstlm.data import Corpus, Vocabulary
+from lstlm.distributed import Ranks
 from lstlm.errors import ConfigError
-from lstlm.training.checkpoint import newest_name, write_failure
+from lstlm.training.checkpoint import newest_name, reopen, write_failure
 from lstlm.training.console import Console
 from lstlm.training.folders import CHECKPOINTS, claim
+from lstlm.training.ranked import RankLearner, RankTrainer, Votes
 from lstlm.training.resume import changed_settings, choose_checkpoint
 from lstlm.training.run import describe
-from lstlm.training.runlog import RunLog
+from lstlm.training.runlog import RunLog, Silence
 from lstlm.training.schedule import Budget
+from lstlm.training.shards import world_of
 from lstlm.training.signals import Interrupts
 from lstlm.training.sweeps import make_learner
 from lstlm.training.trainer import Trainer
@@ -68,19 +71,24 @@ def train(
     force: bool = False,
     quiet: bool = False,
     scorer: Scorer | None = None,
+    ranks: Ranks | None = None,
 ) -> Summary:
     """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint.
 
-    `scorer` gives further figures of the network, logged with those of every evaluation.
+    `scorer` gives further figures of the network, logged with those of every evaluation. With `ranks`, all of them
+    call this alike; the first one writes and logs.
     """
     corpus = Corpus.open(Path(config.data.dir))
-    lock = claim(folder, resuming=resume is not None, force=force)
-    try:
-        return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer))
-    except OSError as error:
-        raise write_failure(error, Path(error.filename or folder), newest_name(folder / CHECKPOINTS)) from error
-    finally:
-        lock.close()
+    with ExitStack() as held:
+
+        def take() -> None:
+            held.callback(claim(folder, resuming=resume is not None, force=force).close)
+
+        take() if ranks is None else ranks.on_first(take)
+        try:
+            return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer, ranks))
+        except OSError as error:
+            raise write_failure(error, Path(error.filename or folder), newest_name(folder / CHECKPOINTS)) from error
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,16 @@ class _Options:
     force: bool
     quiet: bool
     scorer: Scorer | None = None
+    ranks: Ranks | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and logs."""
+        return self.ranks is None or self.ranks.first
 
 
-def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> Summary:
+def _begin(config: Config, folder: Path, corpus: Corpus, options: _Options) -> tuple[str | None, list[str]]:
+    """Choose and check the checkpoint to continue from, and describe the run; return its folder and remarks."""
     checkpoint, notes = choose_checkpoint(folder, options.resume, force=options.force)
     if checkpoint is not None:
         changes = changed_settings(checkpoint, config, corpus.vocabulary)
@@ -102,34 +117,53 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
             notes.append(
                 f"{threads}: the last bits may differ; --threads {checkpoint.manifest['threads']} repeats them"
             )
+        world, before = 1 if options.ranks is None else options.ranks.world, world_of(checkpoint)
+        if world != before:
+            examples = config.train.batch_size * world
+            notes.append(f"{before} ranks then, {world} now: a step takes {examples} examples, {world} × batch_size")
     describe(folder, config, corpus.vocabulary, options.device)
-    learner = make_learner(config, corpus, options.device)
+    return None if checkpoint is None else str(checkpoint.folder), notes
+
+
+def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> Summary:
+    def begin() -> tuple[str | None, list[str]]:
+        return _begin(config, folder, corpus, options)
+
+    ranks = options.ranks
+    found, notes = begin() if ranks is None else ranks.on_first(begin)
+    checkpoint = None if found is None else reopen(Path(found))
+    learner = (
+        make_learner(config, corpus, options.device)
+        if ranks is None
+        else RankLearner(config, corpus, options.device, ranks)
+    )
     budget = budget_of(config, learner.examples.batches_per_epoch)
     step = 0 if checkpoint is None else checkpoint.step
-    console = Console(budget, learner.words_per_step, step=step, quiet=options.quiet)
+    console = Console(budget, learner.words_per_step, step=step, quiet=options.quiet or not options.first)
     learner.say = console.say
     for note in notes:
         console.say(note)
-    log = RunLog(folder, console, step=step)
+    log = RunLog(folder, console, step=step) if options.first else Silence(console)
     try:
         log.board.settings(to_dict(config), dump_config(config))
-        trainer = Trainer(
-            learner, Validator(config, corpus, options.scorer), budget, log, folder, _facts(config, corpus)
-        )
+        make = Trainer if ranks is None else RankTrainer
+        trainer = make(learner, Validator(config, corpus, options.scorer), budget, log, folder, _facts(config, corpus))
         if checkpoint is not None:
             trainer.load(checkpoint)
-        return _run(trainer, folder, corpus)
+        return _run(trainer, folder, corpus, ranks)
     finally:
         log.close()
 
 
-def _run(trainer: Trainer, folder: Path, corpus: Corpus) -> Summary:
+def _run(trainer: Trainer, folder: Path, corpus: Corpus, ranks: Ranks | None) -> Summary:
     """Run the trainer with signals handled, and leave status.json true however it ends."""
     with Interrupts() as interrupts:
+        votes = None if ranks is None else Votes(ranks, lambda: interrupts.received)
         try:
             trainer.log.status("running", trainer.report(), durable=True)
-            trainer.run(lambda: interrupts.received is not None)
-            if interrupts.received is None:
+            trainer.run(votes or (lambda: interrupts.received is not None))
+            received = interrupts.received if votes is None else votes.signal
+            if received is None:
                 _leave_projector(trainer, folder, corpus.vocabulary)
                 trainer.log.board.finish(trainer.progress.step)
         except BaseException as error:
@@ -137,19 +171,19 @@ def _run(trainer: Trainer, folder: Path, corpus: Corpus) -> Summary:
                 reason = {"error": f"{type(error).__name__}: {error}"}
                 trainer.log.status("failed", {**trainer.report(), **reason}, durable=True)
             raise
-        state = "finished" if interrupts.received is None else "interrupted"
+        state = "finished" if received is None else "interrupted"
         trainer.log.status(state, trainer.report(), durable=True)
-        return Summary(folder, state, interrupts.received, trainer.report())
+        return Summary(folder, state, received, trainer.report())
 
 
 def _leave_projector(trainer: Trainer, folder: Path, vocabulary: Vocabulary) -> None:
     """Write the vectors of the most frequent words where TensorBoard's projector looks for them."""
     counts = torch.as_tensor(vocabulary.counts)
     rows = counts.argsort(descending=True, stable=True)[:PROJECTOR_WORDS]
-    table = trainer.learner.network.input_vectors()
-    vectors = table[rows.to(table.device)].detach().float().cpu().numpy()
+    vectors = trainer.learner.network.input_rows(rows.to(trainer.learner.device)).float().cpu().numpy()
     words = [vocabulary.words[row] for row in rows.tolist()]
-    write_projector(Vectors(words, vectors, counts[rows].tolist()), folder)
+    if trainer.learner.rank == 0:
+        write_projector(Vectors(words, vectors, counts[rows].tolist()), folder)
 
 
 def _facts(config: Config, corpus: Corpus) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Trainer:
                 f"×{failed.lr_factor:g}; lower optim.output_lr ({optim.output_lr:g}), optim.hidden_lr "
                 f"({optim.hidden_lr:g}) and optim.embedding_lr ({optim.embedding_lr:g}), or set optim.warmup_steps"
             )
-        checkpoint, skipped = newest_valid(step_folders(self.root))
+        checkpoint, skipped = self._newest()
         if checkpoint is None:
             raise NumericsError(f"step {failed.step}: {error}; no checkpoint to roll back to: {'; '.join(skipped)}")
         self.load(checkpoint)
@@ -154,15 +154,26 @@ class Trainer:
             "figures": self.figures,
         }
         contents: dict[str, Any] = {"config.yaml": dump_config(self.config), "counters.json": json.dumps(counters)}
-        folder = save_checkpoint(self.root, self.progress.step, {**contents, **self.learner.tensors()}, self._facts)
-        if self.progress.best_step == self.progress.step and self.progress.best_loss is not None:
-            link_atomic(self.root / "best", folder.name)
-        prune(self.root, self.config.train.keep_checkpoints)
+        self._write({**contents, **self.learner.tensors()})
         self._unsaved = False
         seconds = perf_counter() - began
         self.log.scalars(self.progress.step, {"time/checkpoint_s": seconds})
         self.progress.aside += seconds
         self._report_status()
+
+    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest checkpoint that verifies, and what was skipped."""
+        return newest_valid(step_folders(self.root))
+
+    def _write(self, contents: dict[str, Any]) -> None:
+        """Write a checkpoint of the files `contents`."""
+        self._written(save_checkpoint(self.root, self.progress.step, contents, self._facts))
+
+    def _written(self, folder: Path) -> None:
+        """Note that `folder` holds the newest checkpoint: link it where it is the best, and remove old ones."""
+        if self.progress.best_step == self.progress.step and self.progress.best_loss is not None:
+            link_atomic(self.root / "best", folder.name)
+        prune(self.root, self.config.train.keep_checkpoints)
 
     def _evaluate(self, stopped: Callable[[], bool]) -> bool:
         """Evaluate, log, and say whether this is the best so far; a signal gives it up and leaves it due."""

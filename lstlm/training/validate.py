@@ -36,8 +36,8 @@ class SimLex:
         """Return Spearman's correlation and the number of pairs used; nothing where too few words are known."""
         if len(self._rows) < 2:
             return {}
-        table = network.input_vectors()
-        rows = table[torch.as_tensor(self._rows, device=table.device)].detach().double().cpu().numpy()
+        ids = torch.as_tensor(self._rows, device=network.embedding.weight.device)
+        rows = network.input_rows(ids).double().cpu().numpy()
         result = similarity.evaluate_pairs(Vectors(self._words, rows), self.pairs)
         return {"eval/simlex_spearman": result.spearman, "eval/simlex_pairs": result.pairs_used}
 
