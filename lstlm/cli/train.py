@@ -40,8 +40,13 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     metavar="KEY=VALUE",
     help="Change a setting, e.g. train.max_steps=100. Repeatable.",
 )
-@click.option("--run", "--run-folder", "folder", type=click.Path(path_type=Path),
-              help="Run folder; under torchrun, which has a --run… of its own, spell it out.  [default: runs/<config>-<time>]")  # fmt: skip
+@click.option(
+    "--run",
+    "--run-folder",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Run folder; torchrun stumbles over --run, so spell it out there.  [default: runs/<config>-<time>]",
+)
 @click.option(
     "--resume",
     metavar="auto|PATH",

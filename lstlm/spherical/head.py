@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from lstlm.errors import ConfigError, NumericsError
+from lstlm.spherical.arguments import merge_repeated, positive_definite
 from lstlm.spherical.dense import Blocked, DenseState, Plain
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
@@ -148,7 +149,7 @@ class SphericalHead(nn.Module):
             raise ConfigError(f"weight_decay = {weight_decay} with lr = {lr}: needs 0 ≤ lr·weight_decay < 1")
         step = self._pending_step()
         if preconditioner is not None:
-            preconditioner = _symmetric(preconditioner, step.H)
+            preconditioner = positive_definite(preconditioner, step.H)
         # W' = ρW − ηE = ρ(W − (η/ρ)E): the plain step with lr/ρ, then everything times ρ.
         try:
             shrink = step.update(lr / rho, preconditioner)
@@ -312,23 +313,3 @@ def scaled(partials: Partials, upstream: Tensor, dtype: torch.dtype) -> Gradient
     if not math.isfinite(float(dq.sum() + do.sum())):
         raise NumericsError(f"the gradient of the loss is not finite in {dtype}; check the targets and the loss scale")
     return Gradient(dq, ds, do)
-
-
-def merge_repeated(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Where an example names one id several times, give their sum to the first and 0 to the others; (m,K) each."""
-    ordered, order = ids.sort(dim=1, stable=True)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    if bool(first.all()):
-        return ids, values
-    sums = torch.zeros_like(values).scatter_add_(1, first.cumsum(1) - 1, values.gather(1, order))
-    return ordered, torch.where(first, sums.gather(1, first.cumsum(1) - 1), 0.0)
-
-
-def _symmetric(P: Tensor, H: Tensor) -> Tensor:
-    d = H.shape[1]
-    if P.shape != (d, d) or not bool(torch.isfinite(P).all()) or not torch.allclose(P, P.T, rtol=1e-4):
-        raise ConfigError(f"preconditioner {tuple(P.shape)}: expected a finite symmetric matrix ({d}, {d})")
-    if int(torch.linalg.cholesky_ex(P).info) != 0:
-        raise ConfigError("preconditioner: must be positive definite, or the step would climb")
-    return P.to(H)
