@@ -136,7 +136,7 @@ class Lazy(Stabiliser):
     def __init__(self, d: int, low_high: tuple[float, float] = LAZY_RANGE) -> None:
         super().__init__(low_high, every=1)
         generator = torch.Generator().manual_seed(0)
-        block = torch.linalg.qr(torch.randn(d, min(self.BLOCK, d), generator=generator, dtype=torch.float64)).Q
+        block = torch.linalg.qr(torch.randn(d, min(self.BLOCK, d), generator=generator, dtype=torch.float64)).Q.T
         self.register_buffer("smallest", block.clone())
         self.register_buffer("largest", block.clone())
 
@@ -152,22 +152,25 @@ class Lazy(Stabiliser):
         return report
 
     def _look(self, state: FactoredState, name: str, block: Tensor, report: Report) -> float:
-        """Find the extreme singular values of U, repair those near or beyond the limit, return the next one."""
+        """Find the extreme singular values of U, repair those near or beyond the limit, return the next one.
+
+        Vectors are rows here: a product of 4 rows with a d×d matrix takes a fifth of the time of one with 4 columns.
+        """
         limit = self.low if name == "U_inv_T" else 1 / self.high
         for _ in range(state.d):
             A = getattr(state, name)
             X = block.to(A.dtype)
             for _ in range(2):
-                X = torch.linalg.qr(A @ (A.T @ X)).Q
+                X = torch.linalg.qr((X @ A @ A.T).T).Q.T
             block.copy_(X)
-            other = A.T @ X  # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
-            inverse_extent = 1 / torch.linalg.vector_norm(other, dim=0)
-            # what is about to leave the range goes with what has left it: a look costs more than a repair
+            other = X @ A  # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
+            inverse_extent = 1 / torch.linalg.vector_norm(other, dim=1)
+            # what is about to leave the range goes with what has left it: else the next step would look again
             offending = inverse_extent < limit**0.75
             extreme = float(inverse_extent.min())
-            if extreme >= limit:
+            if not bool(offending.any()):
                 break
-            self._record(state, X.T[offending], (other * inverse_extent).T[offending], report)
+            self._record(state, X[offending], (other * inverse_extent[:, None])[offending], report)
         return extreme if name == "U_inv_T" else 1 / extreme
 
     def _record(self, state: FactoredState, X: Tensor, Y: Tensor, report: Report) -> None:

@@ -165,7 +165,7 @@ class FactoredState(nn.Module):
             exact.addmm_(scaled.T, rows)
         U, U_inv_T = self._part(self.exact, "U"), self._part(self.exact, "U_inv_T")
         residual = Y - (Y @ U_inv_T.T) @ U
-        U_inv_T.addmm_(U_inv_T @ residual.T, Y)
+        U_inv_T.addmm_((residual @ U_inv_T.T).T, Y)
         for name in ("U", "U_inv_T"):
             self._part(self.base, name).copy_(self._part(self.exact, name))
             self._part(self.value, name).copy_(self._part(self.base, name))
