@@ -244,11 +244,11 @@ class FactoredState(nn.Module):
         self.refresh_gram()
 
     def refresh_gram(self) -> None:
-        """Recompute Q = WᵀW and w̄ = Wᵀp from the rows, in float64."""
+        """Compute Q = WᵀW and w̄ = Wᵀp in float64 from V, which is W itself now that U = I and ω = 0."""
         Q = torch.zeros_like(self.exact[: self.d])
         w_bar = torch.zeros_like(self.exact[0])
         for rows in self.blocks():
-            W = self.weight_rows(rows).to(torch.float64)
+            W = self.V[rows].to(torch.float64)
             Q.addmm_(W.T, W)
             w_bar += W.sum(0) if self.p is None else self.p_of(self.p, rows).to(torch.float64) @ W
         self.assign(Q=self.total(Q), w_bar=self.total(w_bar)[None])
