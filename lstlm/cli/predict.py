@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 EPILOGUE = """\b
 Example:
-  lstlm predict runs/demo "the president of the united" -k 5
-  lstlm predict runs/demo --json < contexts.txt
+  lstlm predict runs/lm "the president of the united" -k 5
+  lstlm predict runs/lm --json < contexts.txt
 """
 
 

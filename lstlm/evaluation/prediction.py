@@ -20,6 +20,8 @@ class Predictor:
     """Reads text as the training data was read, and asks the network."""
 
     def __init__(self, network: Network, vocabulary: Vocabulary, *, context: int, kind: str) -> None:
+        if kind == "cooccurrence":
+            raise ConfigError("a run of context_kind cooccurrence scores pairs, not the next word; ask `lstlm nn`")
         self._network, self._vocabulary = network, vocabulary
         self._context, self._kind = context, kind
         self._lower = is_lowercase(vocabulary)

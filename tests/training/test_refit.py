@@ -152,3 +152,9 @@ def test_perplexity_of_rows_is_refused_with_a_reason(lstlm: Cli, tmp_path: Path)
     lstlm.ok(tmp_path / "run", **SETTINGS)
     outcome = lstlm.run("eval", "perplexity", str(tmp_path / "run"))
     assert outcome.code == 2 and "cooccurrence" in outcome.err and "Traceback" not in outcome.err
+
+
+def test_predicting_the_next_word_is_refused_with_a_reason(lstlm: Cli, tmp_path: Path) -> None:
+    lstlm.ok(tmp_path / "run", **{**SETTINGS, "train__max_epochs": 1})
+    outcome = lstlm.run("predict", str(tmp_path / "run"), "w1 w2")
+    assert outcome.code == 2 and "scores pairs, not the next word; ask `lstlm nn`" in outcome.err
