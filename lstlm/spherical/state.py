@@ -53,7 +53,7 @@ class FactoredState(nn.Module):
         self.version = 0  # counts the changes of W, so that a stale minibatch is noticed
         self.p_norm2 = float(self.D) if p is None else float(p.double().square().sum())
         self.set_frame()
-        self.refresh_gram()
+        self.refresh_gram(at_rest=True)
 
     # ---- the parts by name ---------------------------------------------------------------------------------------
     @property
@@ -241,14 +241,14 @@ class FactoredState(nn.Module):
         self.map_rows(lambda rows, _: self.weight_rows(rows))
         self.assign(omega=torch.zeros_like(self.exact[:1]))
         self.set_frame()
-        self.refresh_gram()
+        self.refresh_gram(at_rest=True)
 
-    def refresh_gram(self) -> None:
-        """Compute Q = WᵀW and w̄ = Wᵀp in float64 from V, which is W itself now that U = I and ω = 0."""
+    def refresh_gram(self, *, at_rest: bool = False) -> None:
+        """Compute Q = WᵀW and w̄ = Wᵀp anew, in float64. `at_rest` says that U = I and ω = 0, so that V is W."""
         Q = torch.zeros_like(self.exact[: self.d])
         w_bar = torch.zeros_like(self.exact[0])
         for rows in self.blocks():
-            W = self.V[rows].to(torch.float64)
+            W = (self.V[rows] if at_rest else self.weight_rows(rows)).to(torch.float64)
             Q.addmm_(W.T, W)
             w_bar += W.sum(0) if self.p is None else self.p_of(self.p, rows).to(torch.float64) @ W
         self.assign(Q=self.total(Q), w_bar=self.total(w_bar)[None])
@@ -259,7 +259,7 @@ class FactoredState(nn.Module):
         self.history.clear()
         self.assign(omega=torch.zeros_like(self.exact[:1]))
         self.set_frame()
-        self.refresh_gram()
+        self.refresh_gram(at_rest=True)
 
     def resize(self, keep: Tensor | None, W_new: Tensor) -> None:
         """Keep rows `keep` (all where None), append rows W_new (n,d): Q ± wwᵀ, w̄ ± w. p must be all ones.
