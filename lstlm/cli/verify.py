@@ -37,8 +37,8 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     """Train the factored and the naive output layer on the same minibatches, and show how far they are apart.
 
     Each number is a relative error ‖factored − naive‖ / ‖naive‖: of the weights W and of what is tracked beside them
-    (Q = WᵀW, w̄ = Wᵀ1, U⁻ᵀ) after the last update, of the gradient to the hidden layer and of the losses at the worst
-    step. Exits with 1 if one is above 1e-9 in float64, or 1e-3 in float32.
+    (Q = WᵀW, w̄ = Wᵀ1, U⁻ᵀ) after the last update; of the gradients to the hidden layer and of the losses over all
+    steps. Exits with 1 if one is above 1e-9 in float64, or 1e-3 in float32.
     """
     from tqdm import tqdm
 
