@@ -102,7 +102,8 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
         factor, info = torch.linalg.cholesky_ex(_identity_minus(K))
         if int(info) != 0:
             raise LearningRateTooLarge(eta, eta / float(torch.linalg.eigvalsh(K)[-1]))
-        return lambda M: torch.cholesky_solve(M, factor), Shrink(min(rho, 1.0), rho)
+        inverse = torch.cholesky_inverse(factor)  # a product with it is several times faster than two triangular solves
+        return lambda M: inverse @ M, Shrink(min(rho, 1.0), rho)
     if rho >= 1:
         largest = float(torch.linalg.eigvals(K).real.max())
         if largest >= 1:
