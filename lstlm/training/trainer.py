@@ -8,6 +8,7 @@ from typing import Any
 
 from lstlm.config import Config, dump_config
 from lstlm.errors import NumericsError
+from lstlm.spherical.shrink import LearningRateTooLarge
 from lstlm.training.checkpoint import Checkpoint, newest_valid, prune, save_checkpoint, step_folders
 from lstlm.training.diagnostics import Diagnostics
 from lstlm.training.files import link_atomic
@@ -104,7 +105,8 @@ class Trainer:
     def _try_restored(self, error: NumericsError, scale: float) -> Step | None:
         """Try the batch once more with the factored state restored; else roll back and return None."""
         try:
-            if self.learner.restore_output():
+            # restoring reads the whole vocabulary and does not make a learning rate smaller
+            if not isinstance(error, LearningRateTooLarge) and self.learner.restore_output():
                 step = self.learner.step(scale)
                 text = f"step {self.progress.step}: {error}; restored the factored state and went on"
                 self.log.event(self.progress.step, "restore", text)
