@@ -8,6 +8,7 @@ algorithms: a ring for sums and gathers, one message a peer for exchanges.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from lstlm.errors import ConfigError, LstlmError
 
@@ -48,11 +50,19 @@ class Ranks:
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
-        return cls.join(device, timeout_s, init_method="env://")
+        limit = timedelta(seconds=timeout_s)
+        try:
+            store, rank, world = next(rendezvous("env://", timeout=limit))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise RankLost(f"torchrun's store does not answer within {timeout_s:g} s: {_reason(error)}") from error
+        # The store outlives a restart and still holds the addresses of the processes before it.
+        attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]  # public, but not listed
+        return cls.join(device, timeout_s, store=store, rank=rank, world_size=world)
 
     @classmethod
     def join(cls, device: torch.device, timeout_s: float = TIMEOUT_S, **group: Any) -> Ranks:
-        """Join a group (`init_method`, or `store`, `rank` and `world_size`): gloo on the CPU, NCCL on GPUs."""
+        """Join a group through a `store`, as `rank` of `world_size`: gloo on the CPU, NCCL on GPUs."""
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **group)
@@ -183,5 +193,7 @@ def _bytes(x: Tensor) -> int:
 
 
 def _reason(error: BaseException) -> str:
+    """Return the first sentence of a backend's message, without the place in its source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:160]
+    first = re.sub(r"^\[\S+:\d+\]\s*", "", lines[0]) if lines else type(error).__name__
+    return first.split(". ")[0][:160].rstrip(".")

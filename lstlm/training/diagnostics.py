@@ -1,5 +1,6 @@
 """Figures about the output layer (lst/…), at a bounded price."""
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +16,9 @@ class Diagnostics:
     every log interval it would be a tenth of the time. Nothing here changes the model or draws its random numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decide: Callable[[bool], bool] = bool) -> None:
+        """Take what makes of this process's opinion, whether the price is earned, a decision of all ranks."""
+        self._decide = decide
         self._price = 0.0
         self._paid_at = float("-inf")
 
@@ -23,7 +26,7 @@ class Diagnostics:
         """Return lst/… figures; with `full`, all of them whatever they cost."""
         now = perf_counter()
         figures = {"lst/weight_norm": float(output.weight_norm())} if hasattr(output, "weight_norm") else {}
-        affordable = (now - self._paid_at) * _SHARE >= self._price
+        affordable = self._decide((now - self._paid_at) * _SHARE >= self._price)
         if hasattr(output, "diagnostics") and (full or affordable):
             with torch.random.fork_rng(devices=[]):
                 figures.update({f"lst/{name}": float(value) for name, value in output.diagnostics().items()})

@@ -21,6 +21,7 @@ from lstlm.distributed.output import OverRanks
 from lstlm.distributed.shards import split_state
 from lstlm.errors import ConfigError
 from lstlm.training.checkpoint import Checkpoint, newest_valid, reopen, step_folders
+from lstlm.training.diagnostics import Diagnostics
 from lstlm.training.learner import Learner
 from lstlm.training.shards import rows_file, save_sharded
 from lstlm.training.trainer import Trainer
@@ -143,7 +144,10 @@ class RankTrainer(Trainer):
         """Train like one process. `stopped` is the `Votes` of this run."""
         assert isinstance(stopped, Votes)
         self.votes = stopped
-        self.learner.whisper = lambda: (stopped.mine(), self._clock() if self.learner.ranks.first else 0.0)
+        ranks = self.learner.ranks
+        self.learner.whisper = lambda: (stopped.mine(), self._clock() if ranks.first else 0.0)
+        # figures of all rows need all ranks, so the first one's clock decides when they are taken
+        self._diagnose = Diagnostics(lambda earned: bool(ranks.numbers([int(earned)])[0][0]))
         stopped.ask()
         super().run(stopped)
 
