@@ -80,7 +80,7 @@ class WordScores:
 
     def __call__(self, network: Network) -> dict[str, float]:
         """Return the scores of input and output vectors, as figures of an evaluation."""
-        rows = torch.as_tensor(self.rows)
+        rows = torch.as_tensor(self.rows, dtype=torch.int64)  # of no words at all torch would make floats
         figures: dict[str, float] = {}
         for suffix, vectors in (("", network.input_vectors), ("_output", network.output_vectors)):
             matrix = vectors()[rows].detach().double().cpu().numpy()
