@@ -14,11 +14,11 @@ from lstlm.distributed import Ranks
 TIMEOUT_S = 30.0
 
 
-def _one(rank: int, world: int, folder: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _one(rank: int, world: int, folder: Path, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> None:
     torch.set_num_threads(1)
     try:
         store = dist.FileStore(str(folder / "store"), world)
-        ranks = Ranks.join(torch.device("cpu"), TIMEOUT_S, store=store, rank=rank, world_size=world)
+        ranks = Ranks.join(torch.device("cpu"), timeout_s, store=store, rank=rank, world_size=world)
         torch.save(work(ranks, *arguments), folder / f"result-{rank}")
         ranks.close()
     except BaseException:
@@ -26,15 +26,19 @@ def _one(rank: int, world: int, folder: Path, work: Callable[..., Any], argument
         raise
 
 
-def run_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Call work(ranks, *arguments), a function of a module, in `world` forked processes; return the results by rank.
+def run_ranks(
+    world: int, folder: Path, work: Callable[..., Any], *arguments: Any, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
+    """Call work(ranks, *arguments), a function of a module, in `world` processes; return the results by rank.
 
-    Forked: a new interpreter would import torch again, two seconds each. Nothing here has started threads by then.
+    They are forked from a server that has imported torch once, two seconds, and has no threads; this process may have.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "lstlm.training.session"])
     started = [
-        context.Process(target=_one, args=(rank, world, folder, work, arguments), daemon=True) for rank in range(world)
+        context.Process(target=_one, args=(rank, world, folder, timeout_s, work, *arguments), daemon=True)
+        for rank in range(world)
     ]
     for process in started:
         process.start()
