@@ -7,7 +7,7 @@ from importlib import import_module
 from lstlm.bench.records import Document
 from lstlm.errors import ConfigError
 
-WITH_TABLE = ("output", "model", "learning", "data")
+WITH_TABLE = ("output", "model", "learning", "data", "distributed")
 
 
 def markdown(document: Document) -> str:

@@ -195,6 +195,39 @@ def data(**given: Any) -> None:
 @command.command(
     epilog="""\b
 Example:
+  lstlm bench distributed --quick
+  lstlm bench distributed --worlds 1,2 --vocab-sizes 10000,1000000 --batch-sizes 128,1024 --json distributed.json
+"""
+)
+@click.option("--worlds", type=common.Counts(), default="1,2", show_default=True, help="Numbers of ranks, with commas.")
+@common.sizes_option("10000,1000000")
+@click.option(
+    "--batch-sizes", type=common.Counts(), help="Examples a rank and step, with commas.  [128,512,1024]"
+)
+@click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
+@click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
+              help="Seconds for each number of ranks and size, about.")  # fmt: skip
+@common.shared_options
+def distributed(**given: Any) -> None:
+    """Time whole training steps by several processes of this machine, one thread each, and count what they send."""
+    from lstlm.bench import distributed as bench
+
+    quick = given["quick"]
+    plan = bench.Plan(
+        worlds=given["worlds"],
+        vocab_sizes=given["vocab_sizes"] or ((10_000,) if quick else (10_000, 1_000_000)),
+        batch_sizes=given["batch_sizes"] or ((64,) if quick else (128, 512, 1024)),
+        hidden=min(given["hidden"], 64) if quick else given["hidden"],
+        threads=given["threads"] or 1,
+        seconds=min(given["seconds"], 0.5) if quick else given["seconds"],
+    )
+    common.check_before_work(given)
+    common.deliver("distributed", bench.run(plan, common.say), given)
+
+
+@command.command(
+    epilog="""\b
+Example:
   lstlm bench plot output-1.json output-2.json --plot output.png
 """
 )

@@ -38,6 +38,21 @@ class Sizes(click.ParamType[tuple[int, ...]]):
         return tuple(sizes)
 
 
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Whole numbers from 1 on: 1,2,4."""
+
+    name = "N,N,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        for part in parts:
+            if not part.isdigit() or int(part) < 1:
+                self.fail(f"{part!r} is not a whole number from 1 on; give numbers such as 1,2,4", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
 def sizes_option(default: str) -> Callable[[_Function], _Function]:
     """Return --vocab-sizes."""
     return click.option("--vocab-sizes", type=Sizes(), help=f"Vocabulary sizes D, with commas.  [{default}]")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -58,6 +59,12 @@ class Ranks:
         # The store outlives a restart and still holds the addresses of the processes before it.
         attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]  # public, but not listed
+        return cls.join(device, timeout_s, store=store, rank=rank, world_size=world)
+
+    @classmethod
+    def through_file(cls, path: Path, rank: int, world: int, device: torch.device, timeout_s: float) -> Ranks:
+        """Join the processes of one machine, which find each other through a new file."""
+        store = dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # public, but not listed
         return cls.join(device, timeout_s, store=store, rank=rank, world_size=world)
 
     @classmethod

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from lstlm.distributed import Ranks
@@ -17,8 +16,7 @@ TIMEOUT_S = 30.0
 def _one(rank: int, world: int, folder: Path, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> None:
     torch.set_num_threads(1)
     try:
-        store = dist.FileStore(str(folder / "store"), world)
-        ranks = Ranks.join(torch.device("cpu"), timeout_s, store=store, rank=rank, world_size=world)
+        ranks = Ranks.through_file(folder / "store", rank, world, torch.device("cpu"), timeout_s)
         torch.save(work(ranks, *arguments), folder / f"result-{rank}")
         ranks.close()
     except BaseException:
