@@ -140,10 +140,10 @@ class Lazy(Stabiliser):
     def __init__(self, d: int, low_high: tuple[float, float] = LAZY_RANGE) -> None:
         super().__init__(low_high, every=1)
         generator = torch.Generator().manual_seed(0)
-        block = torch.linalg.qr(torch.randn(d, min(self.BLOCK, d), generator=generator, dtype=torch.float64)).Q.T
-        self.register_buffer("start", block, persistent=False)
-        self.register_buffer("smallest", block.clone())
-        self.register_buffer("largest", block.clone())
+        start, smallest, largest = torch.randn(3, min(self.BLOCK, d), d, generator=generator, dtype=torch.float64)
+        self.register_buffer("start", start / math.sqrt(d), persistent=False)
+        self.register_buffer("smallest", torch.linalg.qr(smallest.T).Q.T.contiguous())
+        self.register_buffer("largest", torch.linalg.qr(largest.T).Q.T.contiguous())
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
         self.log_shrink -= math.log1p(-min(shrink.shrink, 0.99))
