@@ -51,17 +51,15 @@ class Stabiliser(nn.Module):
         self.low, self.high, self.every = low, high, every
         self.total = 0  # singular values repaired so far
         self.countdown = every
-        self.sigma_low = self.sigma_high = 1.0  # where `lazy` expects the singular values of U
-        self.pace, self.last_low, self.log_shrink = 1.0, 1.0, 0.0
+        self.sigma_low = self.sigma_high = 1.0  # bounds on the singular values of U, which `lazy` keeps
 
     def get_extra_state(self) -> Tensor:
         """The counters and bounds: a resumed run must look at the same steps."""
-        floats = [self.sigma_low, self.sigma_high, self.pace, self.last_low, self.log_shrink]
-        return torch.tensor([self.total, self.countdown, *floats], dtype=torch.float64)
+        return torch.tensor([self.total, self.countdown, self.sigma_low, self.sigma_high], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         self.total, self.countdown = (int(counter) for counter in state[:2])
-        self.sigma_low, self.sigma_high, self.pace, self.last_low, self.log_shrink = state[2:].tolist()
+        self.sigma_low, self.sigma_high = state[2:].tolist()
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
         """Called after each update with the bounds on what it did to U."""
@@ -128,8 +126,8 @@ class Lazy(Stabiliser):
     """Repairs that are recorded, not swept. Looks only when U may have left its range.
 
     σ_min(U T) ≥ σ_min(U)(1 − shrink), so the product of (1 − shrink) since the last look bounds σ_min from below for
-    free. What the last look found tells by how much the bound exaggerates (`pace`), and so when to look next: a look
-    too late costs a little precision, never exactness. A look is two block power iterations, warm-started, O(d²).
+    free. A look is two block power iterations, warm-started, O(d²). Looking later than the bound says is a false
+    economy: one unseen direction that has fallen to a hundredth costs more digits than all the others together.
     """
 
     start: Tensor
@@ -146,26 +144,22 @@ class Lazy(Stabiliser):
         self.register_buffer("largest", torch.linalg.qr(largest.T).Q.T.contiguous())
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
-        self.log_shrink -= math.log1p(-min(shrink.shrink, 0.99))
-        self.sigma_low = self.last_low * math.exp(-self.pace * self.log_shrink)
+        self.sigma_low *= 1 - shrink.shrink
         self.sigma_high *= 1 + shrink.growth
         report = Report()
         if self.sigma_low < self.low:
-            found, left = self._look(state, "U_inv_T", self.smallest, report)
-            self.pace = min(1.0, max(0.2, 1.25 * math.log(self.last_low / found) / self.log_shrink))
-            self.sigma_low, self.last_low, self.log_shrink = left, left, 0.0
+            self.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
         if self.sigma_high > self.high:
-            self.sigma_high = 1 / self._look(state, "U", self.largest, report)[1]
+            self.sigma_high = 1 / self._look(state, "U", self.largest, report)
         self.total += report.repaired
         return report
 
-    def _look(self, state: FactoredState, name: str, block: Tensor, report: Report) -> tuple[float, float]:
-        """Find the extreme singular values of U, repair those near or beyond the limit; return it before and after.
+    def _look(self, state: FactoredState, name: str, block: Tensor, report: Report) -> float:
+        """Find the extreme singular values of U, repair those near or beyond the limit, return the next one.
 
         Vectors are rows here: a product of 4 rows with a d×d matrix takes a fifth of the time of one with 4 columns.
         """
         limit = self.low if name == "U_inv_T" else 1 / self.high
-        extremes = []
         for _ in range(state.d):
             A = getattr(state, name)
             # a little of everything: what was repaired is orthogonal to what is left, and would never find it
@@ -177,11 +171,11 @@ class Lazy(Stabiliser):
             inverse_extent = 1 / torch.linalg.vector_norm(other, dim=1)
             # what is about to leave the range goes with what has left it: else the next step would look again
             offending = inverse_extent < limit**0.75
-            extremes.append(float(inverse_extent.min()))
+            extreme = float(inverse_extent.min())
             if not bool(offending.any()):
                 break
             self._record(state, X[offending], (other * inverse_extent[:, None])[offending], report)
-        return extremes[0], extremes[-1]
+        return extreme
 
     def _record(self, state: FactoredState, X: Tensor, Y: Tensor, report: Report) -> None:
         """Take each x out of U and write it into the history; pay for it by moving some rows forward."""
