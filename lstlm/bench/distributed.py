@@ -28,6 +28,7 @@ from lstlm.training.ranked import RankLearner
 
 TOKENS = 400_000
 TIMEOUT_S = 300.0
+CONTROL_VOCAB = 10_000
 _WARM_UP = 4
 _ITEM = 4  # bytes of a float32
 
@@ -95,6 +96,7 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
             config = plan.config(vocab, m)
             learner = RankLearner(config, corpus, device, ranks) if world > 1 else Learner(config, corpus, device)
             record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_measure(plan, learner, ranks)}
+            record["of_independent"] = record["words_per_s"] / _independent(plan, m, ranks) if world > 1 else None
             bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in learner.network.hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
             del learner
@@ -131,6 +133,15 @@ def _measure(plan: Plan, learner: Learner, ranks: Ranks) -> Record:
         "cpu_ms": cpu,
         "bytes": bytes_a_step,
     }
+
+
+def _independent(plan: Plan, m: int, ranks: Ranks) -> float:
+    """Return the words/s of as many processes that train side by side without a word to each other.
+
+    That is what the machine allows, whatever else it is busy with. A small vocabulary: D does not matter, memory does.
+    """
+    learner = Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), ranks.device)
+    return float(sum(ranks.collect(_measure(plan, learner, ranks)["words_per_s"])))
 
 
 def _constants(ranks: Ranks) -> Record:
@@ -179,6 +190,7 @@ COLUMNS: list[Column] = [
     ("CPU ms, all ranks", lambda r: r["cpu_ms"]),
     ("words/s", lambda r: r["words_per_s"]),
     ("× one rank", lambda r: r["speedup"]),
+    ("of independent", lambda r: r["of_independent"]),
     ("KB sent a step", lambda r: r["bytes"] / 1e3),
     ("at most", lambda r: r["bytes_bound"] / 1e3),
     ("latency µs", lambda r: r["latency_us"]),
