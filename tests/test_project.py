@@ -39,7 +39,9 @@ def test_the_recipes_the_design_promises_are_there_and_in_the_readme() -> None:
 def commands_of(page: Path) -> list[list[str]]:
     """Return the ``lstlm …`` command lines in a page's code blocks, continuation lines joined."""
     text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:sh|bash|console|shell)?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    # every fence is matched, whatever its language: else the end of one block would pass for the start of the next
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    blocks = [block for language, block in fences if language in ("", "sh", "bash", "console", "shell")]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     starts = [re.sub(r"^(\$ )?(\.venv/bin/)?", "", line.strip()) for line in lines]
     return [shlex.split(line, comments=True) for line in starts if line.startswith("lstlm ")]
