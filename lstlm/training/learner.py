@@ -14,7 +14,7 @@ from lstlm.errors import NumericsError
 from lstlm.network import Network, Optimisers
 from lstlm.training.checkpoint import Checkpoint
 from lstlm.training.clock import PhaseClock
-from lstlm.training.shards import network_state, training_state
+from lstlm.training.shards import load_network, training_state
 
 
 class Step(NamedTuple):
@@ -134,7 +134,7 @@ class Learner:
 
     def load(self, checkpoint: Checkpoint, position: dict[str, int]) -> None:
         """Return to the state of a checkpoint; `position` is that of the examples."""
-        self.network.load_state_dict(network_state(checkpoint, self.network.state_dict(), self.rank, self.world))
+        load_network(self.network, checkpoint, self.rank, self.world)
         state = training_state(checkpoint, self.rank, self.world)
         self.optimisers.load_state_dict(state["optimisers"])
         self.generator.set_state(state["generator"].clone())

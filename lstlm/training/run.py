@@ -17,7 +17,7 @@ from lstlm.network import Network
 from lstlm.training.checkpoint import MANIFEST, Checkpoint, newest_valid, open_checkpoint, step_folders
 from lstlm.training.files import write_atomic, write_json
 from lstlm.training.folders import CHECKPOINTS
-from lstlm.training.shards import network_state
+from lstlm.training.shards import load_network
 
 
 def describe(folder: Path, config: Config, vocabulary: Vocabulary, device: torch.device) -> None:
@@ -69,7 +69,7 @@ def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedR
     place = torch.device(device)
     generator = torch.Generator(device=place).manual_seed(config.train.seed)
     network = Network(config, vocabulary.counts, device=place, generator=generator)
-    network.load_state_dict(network_state(checkpoint, network.state_dict()))
+    load_network(network, checkpoint)
     network.eval()
     return LoadedRun(config, vocabulary, network, checkpoint.step, folder, checkpoint.folder)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lstlm.distributed import Ranks
 from lstlm.distributed.shards import STATE, reshard, settle, split_state
-from lstlm.errors import LstlmError
+from lstlm.errors import CheckpointError, LstlmError
 from lstlm.training.checkpoint import (
     Checkpoint,
     begin_folder,
@@ -67,6 +67,16 @@ def network_state(checkpoint: Checkpoint, like: Mapping[str, Tensor], rank: int 
     rows = {key: reshard([shard[key] for shard in shards], rank, world) for key in shards[0]}
     settle(rows, state, like)
     return {**state, **rows}
+
+
+def load_network(network: nn.Module, checkpoint: Checkpoint, rank: int = 0, world: int = 1) -> None:
+    """Give a network the weights of a checkpoint, or say that they do not fit it."""
+    state = network_state(checkpoint, network.state_dict(), rank, world)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:  # torch's word for missing, unexpected or misshapen tensors
+        first = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"{checkpoint.folder}: written by another version, does not fit: {first}") from None
 
 
 def training_state(checkpoint: Checkpoint, rank: int = 0, world: int = 1) -> dict[str, Any]:

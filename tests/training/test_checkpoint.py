@@ -5,7 +5,7 @@ import json
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from lstlm.training.checkpoint import (
     tidy,
 )
 from lstlm.training.files import HashingWriter
+from lstlm.training.shards import load_network
 
 FACTS = {"config_sha256": "c", "vocabulary_sha256": "v"}
 
@@ -187,3 +188,15 @@ def test_tensors_are_written_without_a_copy(tmp_path: Path, monkeypatch: pytest.
     with pytest.warns(UserWarning, match="not writable|non-writable"):
         save_checkpoint(tmp_path, 1, {"network.pt": {"V": tensor}}, FACTS)
     assert seen == [tensor.data_ptr()]
+
+
+def test_tensors_that_do_not_fit_are_a_checkpoint_error(tmp_path: Path) -> None:
+    class Saved:
+        folder = tmp_path / "step-1"
+        manifest: ClassVar[dict[str, int]] = {"world": 1}
+
+        def tensors(self, name: str) -> dict[str, torch.Tensor]:
+            return {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}
+
+    with pytest.raises(CheckpointError, match=r"step-1: written by another version"):
+        load_network(torch.nn.Linear(3, 2), Saved())
