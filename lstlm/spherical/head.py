@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.spherical.arguments import merge_repeated, positive_definite
@@ -43,6 +43,7 @@ class SphericalHead(nn.Module):
         self.loss = ZLoss() if loss is None else loss
         self._initial_shape = (vocab, hidden + bias)
         self._pending: list[Pending] = []
+        self._ones = torch.ones(0, 0)  # the target values of the last minibatch, where none were given
 
     @property
     def vocab(self) -> int:
@@ -74,22 +75,22 @@ class SphericalHead(nn.Module):
 
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
-        partials = self._untilted(step, values)
-        if not math.isfinite(float(partials.value.sum())):
+        q, s, o = (x.to(torch.float64) for x in step.outputs())
+        partials = self._tilted(q, s, o, values, step.ids)
+        if not math.isfinite(float((q + partials.value).sum())):
+            if not bool(torch.isfinite(q).all()):
+                raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
             raise NumericsError(
                 "the loss is not finite: the targets are too large, or (Z-loss) all outputs are equal, σ = 0; "
                 "check target_values, and that init_scale is above 0"
             )
         return partials
 
-    def _untilted(self, step: Step, values: Tensor) -> Partials:
-        q, s, o = (x.to(torch.float64) for x in step.outputs())
-        if not math.isfinite(float(q.sum())):
-            raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
+    def _tilted(self, q: Tensor, s: Tensor, o: Tensor, values: Tensor, ids: Tensor) -> Partials:
         if self.state.p is None:
             return self.loss.partials(q, s, o, values, self.state.p_norm2)
         # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
-        p = self.state.p[step.ids].to(torch.float64)
+        p = self.state.p[ids].to(torch.float64)
         value, dq, ds, do = self.loss.partials(q, s, o / p, values, self.state.p_norm2)
         return Partials(value - 2 * (values * p.log()).sum(1), dq, ds, do / p)
 
@@ -99,7 +100,7 @@ class SphericalHead(nn.Module):
         H = h.new_empty(d, m).T if m < d else h.new_empty(m, d)
         H[:, : self.hidden] = h
         if self.has_bias:
-            H[:, self.hidden] = 1
+            H[:, self.hidden].fill_(1)
         return H
 
     def _check(
@@ -124,7 +125,9 @@ class SphericalHead(nn.Module):
         if weight is not None and weight.shape != (m,):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({m},)")
         if target_values is None:
-            values = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+            if self._ones.shape != ids.shape or self._ones.device != ids.device:
+                self._ones = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+            values = self._ones
         elif target_values.shape != target_ids.shape:
             raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
         else:
@@ -291,9 +294,10 @@ class _Losses(torch.autograd.Function):
         return head._own(partials.value).to(h.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         head, pending = ctx.head, ctx.pending
+        if torch.is_grad_enabled():
+            raise NumericsError("the layer has no second derivative; call backward() without create_graph")
         if pending.step.version != head.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
         if pending.upstream.numel():
@@ -307,9 +311,8 @@ class _Losses(torch.autograd.Function):
 def scaled(partials: Partials, upstream: Tensor, dtype: torch.dtype) -> Gradient:
     """Multiply the partial derivatives by the upstream gradient (m,), and round them to the compute dtype."""
     _, dq, ds, do = partials
-    upstream = upstream.to(torch.float64)
-    dq, do = (dq * upstream).to(dtype), (do * upstream[:, None]).to(dtype)
-    ds = None if ds is None else (ds * upstream).to(dtype)
-    if not math.isfinite(float(dq.sum() + do.sum())):
+    slopes = torch.cat([dq[None], do.T] if ds is None else [dq[None], ds[None], do.T])
+    slopes = (slopes * upstream).to(dtype)
+    if not math.isfinite(float(slopes.sum())):
         raise NumericsError(f"the gradient of the loss is not finite in {dtype}; check the targets and the loss scale")
-    return Gradient(dq, ds, do)
+    return Gradient(slopes[0], None, slopes[1:].T) if ds is None else Gradient(slopes[0], slopes[1], slopes[2:].T)

@@ -53,7 +53,7 @@ class SquaredError(SphericalLoss):
     uses_sum = False
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
-        return Partials(q + (t * (t - 2 * o)).sum(1), torch.ones_like(q), None, -2 * t)
+        return Partials(q + _total(t * (t - 2 * o)), torch.ones_like(q), None, -2 * t)
 
 
 class SphericalSoftmax(SphericalLoss):
@@ -67,8 +67,8 @@ class SphericalSoftmax(SphericalLoss):
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         Z, numerator = q + D * self.epsilon, o * o + self.epsilon
-        mass = t.sum(1)
-        value = mass * Z.log() - (t * numerator.log()).sum(1)
+        mass = _total(t)
+        value = mass * Z.log() - _total(t * numerator.log())
         return Partials(value, mass / Z, None, -2 * t * o / numerator)
 
     def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
@@ -81,10 +81,12 @@ class TaylorSoftmax(SphericalLoss):
     normalised = True
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
-        Z, numerator = D + s + q / 2, 1 + o + o * o / 2
-        mass = t.sum(1)
-        value = mass * Z.log() - (t * numerator.log()).sum(1)
-        return Partials(value, mass / (2 * Z), mass / Z, -t * (1 + o) / numerator)
+        Z, above = torch.add(s + D, q, alpha=0.5), 1 + o
+        numerator = torch.addcmul(above, o, o, value=0.5)
+        mass = _total(t)
+        value = mass * Z.log() - _total(t * numerator.log())
+        ds = mass / Z
+        return Partials(value, ds / 2, ds, -t * above / numerator)
 
     def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
         return (1 + o + o * o / 2).log() - (D + s + q / 2).log()[:, None]
@@ -101,15 +103,13 @@ class ZLoss(SphericalLoss):
 
     def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         mu = s / D
-        variance = torch.addcmul(q / D, mu, mu, value=-1)
-        sigma = variance.sqrt()
-        z = (o - mu[:, None]) / sigma[:, None]  # nan where all outputs are equal
-        margin = self.a * (self.b - z)
-        g = t * torch.sigmoid(margin)
-        value = (t * softplus(margin)).sum(1) / self.a
-        dq = (g * z).sum(1) / (2 * D * variance)
-        do = -g / sigma[:, None]
-        return Partials(value, dq, torch.addcmul(do.sum(1) / -D, dq, mu, value=-2), do)
+        inverse_sigma = torch.addcmul(q / D, mu, mu, value=-1).rsqrt()[:, None]
+        z = (o - mu[:, None]) * inverse_sigma  # nan where all outputs are equal
+        missing = self.b - z
+        value = _total(t * softplus(missing, beta=self.a, threshold=40))
+        do = t * torch.sigmoid(self.a * missing) * -inverse_sigma
+        dq = _total(do * z * inverse_sigma) * (-0.5 / D)
+        return Partials(value, dq, torch.addcmul(_total(do) * (-1 / D), dq, mu, value=-2), do)
 
 
 class CustomLoss(SphericalLoss):
@@ -139,6 +139,11 @@ def make_loss(name: str, *, a: float = 0.1, b: float = 10.0, epsilon: float = 1e
     if name not in makers:
         raise ConfigError(f"output.loss: {name!r} is unknown; choose one of {', '.join(makers)}")
     return makers[name]()
+
+
+def _total(x: Tensor) -> Tensor:
+    """Return the sum of x (m,K) over the targets of an example (m,)."""
+    return x[:, 0] if x.shape[1] == 1 else x.sum(1)
 
 
 def _finite(name: str, value: float) -> float:

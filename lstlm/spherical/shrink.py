@@ -40,21 +40,21 @@ def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
     """Return (I − G B)⁻¹ (m,m) for G = HpHᵀ symmetric, B = diag(b), and the bounds on T. O(m³).
 
     The eigenvalues of GB are at most ρ = ‖√|B| G √|B|‖_F, and that is at most the trace of |B|G. Where ρ is small,
-    (I − A)⁻¹ = (I+A)(I+A²)(I+A⁴)… with A = GB is cut where the remainder ρ^(2^k) is below the rounding error:
-    products only, several times faster than LAPACK.
+    (I − A)⁻¹ = I + A + A² + … with A = GB is cut where the remainder is below the rounding error: a few products, by
+    doubling the number of terms, several times faster than LAPACK.
     """
     weighted = b * G.diagonal()
-    net, total, lowest = torch.stack([weighted.sum(), weighted.abs().sum(), b.min()]).tolist()
+    total = float(torch.linalg.vector_norm(weighted, 1))
     if not math.isfinite(total):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
-    growth = (total - net) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
+    growth = (total - float(weighted.sum())) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
     rho = total
     if rho > 0.05:  # the trace is no longer good enough
         size = b.abs()
         rho = math.sqrt(float(size @ (G * G) @ size))
     if rho < 0.3:
         return _geometric_series(G * b, rho), Shrink(rho, min(growth, rho))
-    if lowest > 0:
+    if float(b.min()) > 0:
         root = b.sqrt()
         factor, info = torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root))
         if int(info) != 0:
@@ -65,18 +65,19 @@ def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
 
 
 def _geometric_series(A: Tensor, rho: float) -> Tensor:
-    """Return Σ Aⁱ, i < n, where ρⁿ is below the rounding error of the dtype; n is 2, 3, 4, 8, 16, …"""
+    """Return Σ Aⁱ, i ≤ n, where ρⁿ⁺¹ is below the rounding error of the dtype; n is 1, 2, 4, 8, …"""
     negligible = torch.finfo(A.dtype).eps / 4
-    if negligible < rho * rho and rho**3 <= negligible:
-        total = torch.addmm(A, A, A)
-        total.diagonal().add_(1)
-        return total
-    total, power, reached = A.clone(), A, rho * rho
+    total, power, n = A, A, 1  # A + … + Aⁿ, and the power that comes next to double it
+    while rho ** (n + 1) > negligible:
+        if n == 1:
+            power = A @ A
+            total = total + power
+        else:
+            total = torch.addmm(total, total, power)
+            power = power @ power if rho ** (2 * n + 1) > negligible else power
+        n *= 2
+    total = total.clone() if n == 1 else total
     total.diagonal().add_(1)
-    while reached > negligible:
-        power = power @ power
-        total = torch.addmm(total, total, power)
-        reached *= reached
     return total
 
 
@@ -91,7 +92,7 @@ def _inverse_of_mixed_signs(G: Tensor, b: Tensor, eta: float) -> Tensor:
 
 
 def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callable[[Tensor], Tensor], Shrink]:
-    """Return the function M ↦ T⁻¹M for T = I − K (d,d), and the bounds on T. O(d³).
+    """Return the function M ↦ T⁻¹M − M for T = I − K (d,d), and the bounds on T. O(d³).
 
     K = HᵀBH is symmetric; with a preconditioner K = HᵀBHP is only similar to a symmetric matrix.
     """
@@ -103,13 +104,14 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
         if int(info) != 0:
             raise LearningRateTooLarge(eta, eta / float(torch.linalg.eigvalsh(K)[-1]))
         inverse = torch.cholesky_inverse(factor)  # a product with it is several times faster than two triangular solves
+        inverse.diagonal().sub_(1)
         return lambda M: inverse @ M, Shrink(min(rho, 1.0), rho)
     if rho >= 1:
         largest = float(torch.linalg.eigvals(K).real.max())
         if largest >= 1:
             raise LearningRateTooLarge(eta, eta / largest)
     T = _identity_minus(K)
-    return lambda M: torch.linalg.solve(T, M), Shrink(min(rho, 1.0), rho)
+    return lambda M: torch.linalg.solve(T, K @ M), Shrink(min(rho, 1.0), rho)
 
 
 def _identity_minus(A: Tensor) -> Tensor:

@@ -61,8 +61,8 @@ class TouchedRows:
 
     def Yp(self) -> Tensor:
         """Return Yp (m,): the sum over the targets of do·p."""
-        do = self.gradient.do
-        return do.sum(1) if self.p is None else (do * self.p).sum(1)
+        do = self.gradient.do if self.p is None else self.gradient.do * self.p
+        return do[:, 0] if do.shape[1] == 1 else do.sum(1)
 
     def YYT(self) -> Tensor:
         """Return YYᵀ (m,m): how much the targets of two examples coincide, weighted by do."""
@@ -82,7 +82,7 @@ class TouchedRows:
         g = self.gradient
         X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)  # dq ∘ HQ + YW + ds ⊗ w̄
         half = (X @ self.H.T).mul_(2 * g.dq).add_(self.YYT(), alpha=0.5)
-        return half if g.ds is None else half.addr_(g.ds, self.Yp() + (0.5 * self.state.p_norm2) * g.ds)
+        return half if g.ds is None else half.addr_(g.ds, torch.add(self.Yp(), g.ds, alpha=0.5 * self.state.p_norm2))
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1. O(m²d)."""
@@ -91,57 +91,65 @@ class TouchedRows:
 
 
 class LowRank(TouchedRows):
-    """The form for m below d, without a d×d temporary."""
+    """The form for m below d, without a d×d temporary.
+
+    Its tensors (m,d) are views of (d,m), examples as columns in memory: so the large products run a fifth faster.
+    """
 
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K). One product reads the state."""
-        d = self.state.d
-        # HQ | Hω | Hw̄ | HUᵀ | HU⁻¹, stored with examples as columns: so the two large products run a fifth faster
-        self.products = (self.state.value @ self.H.T).T
-        self.HQ, self.Hw_bar = self.products[:, :d], self.products[:, d + 1]
-        self.HUT, self.HU_inv = self.products[:, d + 2 : 2 * d + 2], self.products[:, 2 * d + 2 :]
-        self.rows = self.state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
-        H_omega = self.products[:, d, None]
-        o = torch.linalg.vecdot(self.rows, self.HUT[:, None]) + (H_omega if self.p is None else H_omega * self.p)
-        return torch.linalg.vecdot(self.H, self.HQ), self.Hw_bar, o
+        state, d = self.state, self.state.d
+        products = state.value @ self.H.T
+        HQ, self.H_omega, self.Hw_bar, HU_inv, HUT = products.split_with_sizes([d, 1, 1, d, d])
+        self.HQ, self.HU_inv, self.HUT = HQ.T, HU_inv.T, HUT.T
+        self.Hw_bar = self.Hw_bar[0]
+        self.rows = state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
+        if self.ids.shape[1] == 1:
+            self.W_t = self._times_U(self.rows[:, 0], self.p)
+            o = (self.H * self.W_t).sum(1, keepdim=True)
+        else:
+            o = torch.linalg.vecdot(self.rows, self.HUT[:, None])
+            o += self.H_omega.T if self.p is None else self.H_omega.T * self.p
+        return (self.H * self.HQ).sum(1), self.Hw_bar, o
+
+    def _times_U(self, rows: Tensor, p: Tensor | None) -> Tensor:
+        """Return rows U + p ω (m,d); p (m,1), ones where None."""
+        omega = self.state.omega[:, None]
+        return torch.addmm(omega if p is None else omega * p.T, self.state.U.T, rows.T).T
 
     def backward(self, gradient: Gradient) -> Tensor:
         """Return ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄  (m,d), with YW = (YV)U + Yp ⊗ ω."""
-        self.gradient = gradient
-        d, do = self.state.d, gradient.do
-        # ω, w̄ and U stand below one another: the two rank-one terms ride along in the product with U
-        left = self.H.new_empty(len(self.H), d + 2)
-        left[:, 0], left[:, 1] = self.Yp(), 0 if gradient.ds is None else gradient.ds
-        left[:, 2:] = do * self.rows[:, 0] if do.shape[1] == 1 else (do[..., None] * self.rows).sum(1)
-        YW_and_ds = (self.state.value[d : 2 * d + 2].T @ left.T).T
-        self.grad_H = YW_and_ds.addcmul_(self.HQ, gradient.dq[:, None], value=2)
+        self.gradient, do = gradient, gradient.do
+        if do.shape[1] == 1:
+            YW = self.W_t.mul_(do)
+        else:
+            YW = self._times_U((do[..., None] * self.rows).sum(1), self.Yp()[:, None])
+        self.grad_H = YW.addcmul_(self.HQ, gradient.dq[:, None], value=2)
+        if gradient.ds is not None:
+            self.grad_H.T.addr_(self.state.w_bar, gradient.ds)
         return self.grad_H
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
         state, H, g, d = self.state, self.H, self.gradient, self.state.d
         Hp = H if P is None else H @ P
-        b = 2 * eta * g.dq
+        b = (2 * eta) * g.dq
         C, shrink = shrink_inverse(Hp @ H.T, b, eta)
-        J = ((self.HU_inv if P is None else Hp @ state.U_inv_T.T).T @ C.T).T
+        J = C @ (self.HU_inv if P is None else Hp @ state.U_inv_T.T)
 
-        steps = self.products  # overwritten by what each row of the state changes by: state ← state − stepsᵀ Hp
-        w_bar_step, omega_step = b * self.Hw_bar + eta * self.Yp(), b * steps[:, d]
+        steps = H.new_empty(d + 2, len(H))  # what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
+        torch.addmm(self.grad_H.T, Hp.T, self.half_gram().T, beta=eta, alpha=-eta * eta, out=steps[:d])  # Rᵀ
+        torch.mul(self.H_omega, b, out=steps[d : d + 1])
+        torch.mul(self.Hw_bar, b, out=steps[d + 1]).add_(self.Yp(), alpha=eta)
         if g.ds is not None:
-            w_bar_step += (eta * state.p_norm2) * g.ds
-            omega_step += eta * g.ds
-        half_gram = self.half_gram()
-        torch.addmm(self.grad_H.T, Hp.T, half_gram.T, beta=eta, alpha=-eta * eta, out=self.HQ.T)  # R
-        steps[:, d], steps[:, d + 1] = omega_step, w_bar_step
-        self.HUT.mul_(b[:, None])
-        change = g.do * J if g.do.shape[1] == 1 else (g.do[..., None] * J[:, None]).flatten(0, 1)
-        state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change.contiguous().mul_(-eta))  # V − η YᵀJ
-        torch.mul(J, -b[:, None], out=self.HU_inv)
-        if P is None:
-            state.recent.addmm_(steps.T, H, alpha=-1)
-        else:
-            state.recent[: 2 * d + 2].addmm_(steps[:, : 2 * d + 2].T, Hp, alpha=-1)
-            state.recent[2 * d + 2 :].addmm_(self.HU_inv.T, H, alpha=-1)
+            steps[d].add_(g.ds, alpha=eta)
+            steps[d + 1].add_(g.ds, alpha=eta * state.p_norm2)
+        change = J * (-eta * g.do) if g.do.shape[1] == 1 else ((-eta * g.do)[..., None] * J[:, None]).flatten(0, 1)
+        state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change)  # V − η YᵀJ
+        state.recent.addmm_(steps, Hp, alpha=-1)
+        with state.changing_frame():
+            state.U_inv_T.addmm_(J.mul_(b[:, None]).T, H)
+            state.U.addmm_(self.HUT.mul_(b[:, None]).T, Hp, alpha=-1)
         state.commit()
         return shrink
 
@@ -174,7 +182,7 @@ class Square(TouchedRows):
         state, H, g, d = self.state, self.H, self.gradient, self.state.d
         Hp = H if P is None else H @ P
         K, FTW, FTF, pF = self.sums(Hp, eta)
-        solve, shrink = solver_of_shrink(K, eta, symmetric=P is None)
+        solve_minus, shrink = solver_of_shrink(K, eta, symmetric=P is None)
         c = torch.zeros_like(pF) if g.ds is None else eta * (g.ds @ Hp)
         z_step = state.w_bar @ K + eta * pF  # z = w̄ − z_step
 
@@ -182,15 +190,16 @@ class Square(TouchedRows):
         half = QK.mul_(0.5).add_(FTW.T, alpha=eta)
         half = torch.addmm(half, K.T, torch.sub(0.5 * state.Q, half)).sub_(FTF, alpha=0.5 * eta * eta)
         half.addr_(state.w_bar - z_step, c).addr_(c, c, alpha=-0.5 * state.p_norm2)
-        U_inv = solve(state.U_inv_T.T)
+        U_inv_step = solve_minus(state.U_inv_T.T)  # T⁻¹U⁻¹ − U⁻¹
 
         recent = state.recent
         recent[:d] -= half
         recent[d] -= state.omega @ K + c
         recent[d + 1] -= z_step + state.p_norm2 * c
-        recent[d + 2 : 2 * d + 2] -= UK
-        torch.sub(U_inv.T, state.base[2 * d + 2 :], out=recent[2 * d + 2 :])
-        state.write(self.words, self.V_u.addmm_(self.F, U_inv, alpha=-eta))
+        with state.changing_frame():
+            state.U_inv_T.add_(U_inv_step.T)
+            state.U.sub_(UK)
+        state.write(self.words, self.V_u.addmm_(self.F, state.U_inv_T.T, alpha=-eta))
         state.commit()
         return shrink
 
