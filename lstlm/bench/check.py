@@ -97,7 +97,8 @@ class SphericalOracle(Oracle):
         o = h @ W.T + b
         target = o.gather(1, ids[:, None])
         q, s = o.square().sum(1), o.sum(1)
-        return self.loss.partials(q, s, target, torch.ones_like(target), float(len(W))).value
+        losses: Tensor = self.loss.partials(q, s, target, torch.ones_like(target), float(len(W))).value
+        return losses
 
 
 class LogProbOracle(SphericalOracle):

@@ -13,6 +13,7 @@ from lstlm.errors import ConfigError
 from lstlm.outputs import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax, SampledSoftmax, assign_classes
 from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
 from lstlm.spherical.dense import squared_error_step
+from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.stabilise import PAPER_PERIOD
 
 SPHERICAL = ("factored", "naive", "naive-blocked")
@@ -104,6 +105,10 @@ class Runner:
 
     def step(self, h: Tensor, ids: Tensor) -> Tensor:
         """Take one step; return ∂(mean loss)/∂h."""
+        if isinstance(self.layer, SphericalHead):
+            losses, gradient = self.layer.learn(h, ids, self.lr)
+            self.last_loss = float(losses.mean())
+            return gradient
         h = h.requires_grad_()
         loss = self.layer(h, ids).mean()
         loss.backward()

@@ -2,7 +2,8 @@
 
 Every loss is a function ℓ(q, s, o, t) of q = ‖o‖² (m,), s = sum(o) (m,), the target outputs o (m,K) and the target
 values t (m,K), for D outputs in all. Its value and its partial derivatives dq = ∂ℓ/∂q, ds = ∂ℓ/∂s, do = ∂ℓ/∂o cost
-O(mK), whatever D is; they are evaluated in float64, because q/D − (s/D)² cancels.
+O(mK), whatever D is; they are evaluated in float64, because q/D − (s/D)² cancels. The formulas take numpy arrays, which
+is what the layers hand them, or tensors.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from lstlm.errors import ConfigError
+
+Array = Any  # of numpy or of torch: both know the same operators, and the few functions used here by the same names
 
 
 class Partials(NamedTuple):
     """The value of a loss and its partial derivatives: value, dq, ds (m,), do (m,K); ds is None where ℓ ignores s."""
 
-    value: Tensor
-    dq: Tensor
-    ds: Tensor | None
-    do: Tensor
+    value: Array
+    dq: Array
+    ds: Array | None
+    do: Array
 
 
 class SphericalLoss(ABC):
@@ -35,10 +38,10 @@ class SphericalLoss(ABC):
     uses_sum: bool = True
 
     @abstractmethod
-    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
         """Return ℓ and ∂ℓ/∂q, ∂ℓ/∂s, ∂ℓ/∂o for a minibatch; q, s (m,), o, t (m,K)."""
 
-    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
+    def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
         """Return log p(c) for each target output o (m,K); only where `normalised`."""
         raise ConfigError(f"{self!r} defines no probability; use the spherical or Taylor softmax for log_prob")
 
@@ -52,8 +55,8 @@ class SquaredError(SphericalLoss):
 
     uses_sum = False
 
-    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
-        return Partials(q + _total(t * (t - 2 * o)), torch.ones_like(q), None, -2 * t)
+    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
+        return Partials(q + _total(t * (t - 2 * o)), _of(q).ones_like(q), None, -2 * t)
 
 
 class SphericalSoftmax(SphericalLoss):
@@ -65,14 +68,15 @@ class SphericalSoftmax(SphericalLoss):
     def __init__(self, epsilon: float = 1e-2) -> None:
         self.epsilon = _positive("epsilon", epsilon)
 
-    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
-        Z, numerator = q + D * self.epsilon, o * o + self.epsilon
+    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
+        Z, numerator, log = q + D * self.epsilon, o * o + self.epsilon, _of(q).log
         mass = _total(t)
-        value = mass * Z.log() - _total(t * numerator.log())
+        value = mass * log(Z) - _total(t * log(numerator))
         return Partials(value, mass / Z, None, -2 * t * o / numerator)
 
-    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
-        return (o * o + self.epsilon).log() - (q + D * self.epsilon).log()[:, None]
+    def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
+        log = _of(q).log
+        return log(o * o + self.epsilon) - log(q + D * self.epsilon)[:, None]
 
 
 class TaylorSoftmax(SphericalLoss):
@@ -80,16 +84,16 @@ class TaylorSoftmax(SphericalLoss):
 
     normalised = True
 
-    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
-        Z, above = torch.add(s + D, q, alpha=0.5), 1 + o
-        numerator = torch.addcmul(above, o, o, value=0.5)
+    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
+        Z, numerator, log = D + s + q / 2, 1 + o + o * o / 2, _of(q).log
         mass = _total(t)
-        value = mass * Z.log() - _total(t * numerator.log())
+        value = mass * log(Z) - _total(t * log(numerator))
         ds = mass / Z
-        return Partials(value, ds / 2, ds, -t * above / numerator)
+        return Partials(value, ds / 2, ds, -t * (1 + o) / numerator)
 
-    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
-        return (1 + o + o * o / 2).log() - (D + s + q / 2).log()[:, None]
+    def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
+        log = _of(q).log
+        return log(1 + o + o * o / 2) - log(D + s + q / 2)[:, None]
 
 
 class ZLoss(SphericalLoss):
@@ -101,15 +105,15 @@ class ZLoss(SphericalLoss):
     def __init__(self, a: float = 0.1, b: float = 10.0) -> None:
         self.a, self.b = _positive("a", a), _finite("b", b)
 
-    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
-        mu = s / D
-        inverse_sigma = torch.addcmul(q / D, mu, mu, value=-1).rsqrt()[:, None]
-        z = (o - mu[:, None]) * inverse_sigma  # nan where all outputs are equal
-        missing = self.b - z
-        value = _total(t * softplus(missing, beta=self.a, threshold=40))
-        do = t * torch.sigmoid(self.a * missing) * -inverse_sigma
-        dq = _total(do * z * inverse_sigma) * (-0.5 / D)
-        return Partials(value, dq, torch.addcmul(_total(do) * (-1 / D), dq, mu, value=-2), do)
+    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
+        numbers, mu = _of(q), s / D
+        sigma = numbers.sqrt(q / D - mu * mu)[:, None]
+        z = (o - mu[:, None]) / sigma  # nan where all outputs are equal
+        margin = self.a * (self.b - z)
+        softplus = numbers.logaddexp(margin, 0 * margin)
+        do = -t * numbers.exp(margin - softplus) / sigma  # the exponential is the sigmoid of the margin
+        dq = _total(do * z / sigma) * (-0.5 / D)
+        return Partials(_total(t * softplus) / self.a, dq, _total(do) * (-1 / D) - 2 * dq * mu, do)
 
 
 class CustomLoss(SphericalLoss):
@@ -118,14 +122,15 @@ class CustomLoss(SphericalLoss):
     def __init__(self, fn: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]) -> None:
         self.fn = fn
 
-    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
         with torch.enable_grad():
-            q, s, o = inputs = [x.detach().requires_grad_() for x in (q, s, o)]
-            value = self.fn(q, s, o, t, D)
+            q_, s_, o_ = inputs = [torch.as_tensor(x).detach().clone().requires_grad_() for x in (q, s, o)]
+            value = self.fn(q_, s_, o_, torch.as_tensor(t), D)
             if value.shape != q.shape:
                 raise ConfigError(f"CustomLoss: fn returned shape {tuple(value.shape)}, expected {tuple(q.shape)}")
-            dq, ds, do = torch.autograd.grad(value.sum(), inputs, allow_unused=True, materialize_grads=True)
-        return Partials(value.detach(), dq, ds, do)
+            slopes = torch.autograd.grad(value.sum(), inputs, allow_unused=True, materialize_grads=True)
+        found = (value.detach(), *slopes)
+        return Partials(*(found if isinstance(q, Tensor) else (x.numpy() for x in found)))
 
 
 def make_loss(name: str, *, a: float = 0.1, b: float = 10.0, epsilon: float = 1e-2) -> SphericalLoss:
@@ -141,7 +146,12 @@ def make_loss(name: str, *, a: float = 0.1, b: float = 10.0, epsilon: float = 1e
     return makers[name]()
 
 
-def _total(x: Tensor) -> Tensor:
+def _of(x: Array) -> Any:
+    """Return where the functions for x are: torch or numpy."""
+    return torch if isinstance(x, Tensor) else np
+
+
+def _total(x: Array) -> Array:
     """Return the sum of x (m,K) over the targets of an example (m,)."""
     return x[:, 0] if x.shape[1] == 1 else x.sum(1)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
+from lstlm.spherical.host import Numbers, from_host, to_host
 
 
 class LearningRateTooLarge(NumericsError):
@@ -36,32 +37,33 @@ class Shrink(NamedTuple):
     growth: float
 
 
-def shrink_inverse(G: Tensor, b: Tensor, eta: float) -> tuple[Tensor, Shrink]:
+def shrink_inverse(G: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
     """Return (I − G B)⁻¹ (m,m) for G = HpHᵀ symmetric, B = diag(b), and the bounds on T. O(m³).
 
     The eigenvalues of GB are at most ρ = ‖√|B| G √|B|‖_F, and that is at most the trace of |B|G. Where ρ is small,
     (I − A)⁻¹ = I + A + A² + … with A = GB is cut where the remainder is below the rounding error: a few products, by
     doubling the number of terms, several times faster than LAPACK.
     """
-    weighted = b * G.diagonal()
-    total = float(torch.linalg.vector_norm(weighted, 1))
+    weighted = b * to_host(G.diagonal())
+    total = float(abs(weighted).sum())
     if not math.isfinite(total):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
     growth = (total - float(weighted.sum())) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
     rho = total
     if rho > 0.05:  # the trace is no longer good enough
-        size = b.abs()
+        size = from_host(abs(b), G)
         rho = math.sqrt(float(size @ (G * G) @ size))
+    B = from_host(b, G)
     if rho < 0.3:
-        return _geometric_series(G * b, rho), Shrink(rho, min(growth, rho))
-    if float(b.min()) > 0:
-        root = b.sqrt()
+        return _geometric_series(G * B, rho), Shrink(rho, min(growth, rho))
+    if b.min() > 0:
+        root = B.sqrt()
         factor, info = torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root))
         if int(info) != 0:
-            raise LearningRateTooLarge(eta, eta / _largest(G, b))
+            raise LearningRateTooLarge(eta, eta / _largest(G, B))
         C = torch.cholesky_inverse(factor).mul_(root).div_(root[:, None])
         return C, Shrink(min(rho, 1.0), 0.0)
-    return _inverse_of_mixed_signs(G, b, eta), Shrink(min(rho, 1.0), min(growth, rho))
+    return _inverse_of_mixed_signs(G, B, eta), Shrink(min(rho, 1.0), min(growth, rho))
 
 
 def _geometric_series(A: Tensor, rho: float) -> Tensor:

@@ -9,9 +9,9 @@ The five d-sized quantities stand in one matrix `value` of 3d+2 rows, so that on
 
 In float32 a sum of 50,000 small updates would drift, unless each is added to something small:
 
-  - Q, ω and w̄ are kept as `exact` (float64) plus `recent` (compute dtype, the sum of the last few updates). An update is
-    added to `recent`, where its rounding error is relative to the recent change and not to the whole, and `recent` is
-    folded into `exact` every FOLD_EVERY updates. `value` holds the rounded sum.
+  - Q, ω and w̄ are kept as `exact` (float64) plus `recent` (compute dtype, the sum of the last few updates). An update
+    is added to `recent`, where its rounding error is relative to the recent change and not to the whole, and `recent`
+    is folded into `exact` every FOLD_EVERY updates. `value` holds the rounded sum.
   - U and U⁻ᵀ are near the identity, and so small but for their diagonals; `deviation` (2,d) keeps these minus 1, and
     stands in their place while an update is added. W is *defined* by U, so what rounding is left moves W, not apart
     from Q, by far less than the rounding of V does.

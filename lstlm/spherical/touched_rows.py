@@ -25,24 +25,30 @@ change of the rows that Y touches. Two ways to compute it, with the same result:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from lstlm.spherical.host import Numbers, from_host, rounded, to_host
 from lstlm.spherical.shrink import Shrink, shrink_inverse, solver_of_shrink
 from lstlm.spherical.state import FactoredState
 
 LOW_RANK_UP_TO = 0.85  # m/d: above it 7md² + 4m²d is more than 2md² + 4nd² + 5d³
 
 
-class Gradient(NamedTuple):
-    """The loss's partial derivatives, already multiplied by what came from upstream: dq, ds (m,), do (m,K)."""
+class Gradient:
+    """The loss's partial derivatives, already multiplied by what came from upstream: dq, ds (m,), do (m,K).
 
-    dq: Tensor
-    ds: Tensor | None
-    do: Tensor
+    As tensors of the compute dtype, and the same numbers on the host.
+    """
+
+    def __init__(self, dq: Numbers, ds: Numbers | None, do: Numbers, like: Tensor) -> None:
+        self.dq_host, self.do_host = rounded(dq, like), rounded(do, like)
+        self.ds_host = None if ds is None else rounded(ds, like)
+        self.dq, self.do = from_host(self.dq_host, like), from_host(self.do_host, like)
+        self.ds = None if self.ds_host is None else from_host(self.ds_host, like)
 
 
 class TouchedRows:
@@ -59,10 +65,14 @@ class TouchedRows:
         self.p = None if state.p is None else state.p[ids]
         self.version = state.version
 
-    def Yp(self) -> Tensor:
+    def Yp(self) -> Numbers:
         """Return Yp (m,): the sum over the targets of do·p."""
-        do = self.gradient.do if self.p is None else self.gradient.do * self.p
+        do = self.gradient.do_host if self.p is None else self.gradient.do_host * to_host(self.p)
         return do[:, 0] if do.shape[1] == 1 else do.sum(1)
+
+    def tensor(self, numbers: Numbers) -> Tensor:
+        """Return numbers in the dtype and on the device of H."""
+        return from_host(numbers, self.H)
 
     def YYT(self) -> Tensor:
         """Return YYᵀ (m,m): how much the targets of two examples coincide, weighted by do."""
@@ -70,7 +80,7 @@ class TouchedRows:
         if ids.shape[1] == 1:
             # compared as floats, which is exact below 2²⁴ or 2⁵³ outputs and four times faster than as integers
             y = ids.to(torch.float32 if self.state.D < 2**24 else torch.float64)
-            return torch.eq(y, y.T, out=torch.empty(len(y), len(y), dtype=y.dtype, device=y.device)) * do * do.T
+            return torch.eq(y, y.T, out=do.new_empty(len(y), len(y))).mul_(do).mul_(do.T)
         words, column = torch.unique(ids, return_inverse=True)
         YT = do.new_zeros(len(words), len(ids))
         # accumulate: a word that is the target twice, even within one example, must count twice
@@ -81,8 +91,10 @@ class TouchedRows:
         """Return half of EᵀE/η² (m,m), the other half being its transpose. O(m²d)."""
         g = self.gradient
         X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)  # dq ∘ HQ + YW + ds ⊗ w̄
-        half = (X @ self.H.T).mul_(2 * g.dq).add_(self.YYT(), alpha=0.5)
-        return half if g.ds is None else half.addr_(g.ds, torch.add(self.Yp(), g.ds, alpha=0.5 * self.state.p_norm2))
+        half = (X @ self.H.T).mul_(self.tensor(2 * g.dq_host)).add_(self.YYT(), alpha=0.5)
+        if g.ds is None or g.ds_host is None:
+            return half
+        return half.addr_(g.ds, self.tensor(self.Yp() + (0.5 * self.state.p_norm2) * g.ds_host))
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1. O(m²d)."""
@@ -100,16 +112,15 @@ class LowRank(TouchedRows):
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K). One product reads the state."""
         state, d = self.state, self.state.d
         products = state.value @ self.H.T
-        HQ, self.H_omega, self.Hw_bar, HU_inv, HUT = products.split_with_sizes([d, 1, 1, d, d])
-        self.HQ, self.HU_inv, self.HUT = HQ.T, HU_inv.T, HUT.T
-        self.Hw_bar = self.Hw_bar[0]
+        self.HQ, self.HU_inv, self.HUT = products[:d].T, products[d + 2 : 2 * d + 2].T, products[2 * d + 2 :].T
+        self.H_omega, self.Hw_bar = products[d], products[d + 1]
         self.rows = state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
         if self.ids.shape[1] == 1:
             self.W_t = self._times_U(self.rows[:, 0], self.p)
             o = (self.H * self.W_t).sum(1, keepdim=True)
         else:
             o = torch.linalg.vecdot(self.rows, self.HUT[:, None])
-            o += self.H_omega.T if self.p is None else self.H_omega.T * self.p
+            o += self.H_omega[:, None] if self.p is None else self.H_omega[:, None] * self.p
         return (self.H * self.HQ).sum(1), self.Hw_bar, o
 
     def _times_U(self, rows: Tensor, p: Tensor | None) -> Tensor:
@@ -123,7 +134,7 @@ class LowRank(TouchedRows):
         if do.shape[1] == 1:
             YW = self.W_t.mul_(do)
         else:
-            YW = self._times_U((do[..., None] * self.rows).sum(1), self.Yp()[:, None])
+            YW = self._times_U((do[..., None] * self.rows).sum(1), self.tensor(self.Yp())[:, None])
         self.grad_H = YW.addcmul_(self.HQ, gradient.dq[:, None], value=2)
         if gradient.ds is not None:
             self.grad_H.T.addr_(self.state.w_bar, gradient.ds)
@@ -133,23 +144,25 @@ class LowRank(TouchedRows):
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
         state, H, g, d = self.state, self.H, self.gradient, self.state.d
         Hp = H if P is None else H @ P
-        b = (2 * eta) * g.dq
+        b = 2 * eta * g.dq_host
         C, shrink = shrink_inverse(Hp @ H.T, b, eta)
         J = C @ (self.HU_inv if P is None else Hp @ state.U_inv_T.T)
 
+        ds = 0 if g.ds_host is None else g.ds_host
         steps = H.new_empty(d + 2, len(H))  # what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
         torch.addmm(self.grad_H.T, Hp.T, self.half_gram().T, beta=eta, alpha=-eta * eta, out=steps[:d])  # Rᵀ
-        torch.mul(self.H_omega, b, out=steps[d : d + 1])
-        torch.mul(self.Hw_bar, b, out=steps[d + 1]).add_(self.Yp(), alpha=eta)
-        if g.ds is not None:
-            steps[d].add_(g.ds, alpha=eta)
-            steps[d + 1].add_(g.ds, alpha=eta * state.p_norm2)
-        change = J * (-eta * g.do) if g.do.shape[1] == 1 else ((-eta * g.do)[..., None] * J[:, None]).flatten(0, 1)
+        omega_step = b * to_host(self.H_omega) + eta * ds
+        w_bar_step = b * to_host(self.Hw_bar) + eta * (self.Yp() + state.p_norm2 * ds)
+        steps[d:] = self.tensor(np.stack([omega_step, w_bar_step]))
+        do = self.tensor(-eta * g.do_host)
+        change = J * do if do.shape[1] == 1 else (do[..., None] * J[:, None]).flatten(0, 1)
         state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change)  # V − η YᵀJ
         state.recent.addmm_(steps, Hp, alpha=-1)
+        B = self.tensor(b)[:, None]
+        BH = H * B
         with state.changing_frame():
-            state.U_inv_T.addmm_(J.mul_(b[:, None]).T, H)
-            state.U.addmm_(self.HUT.mul_(b[:, None]).T, Hp, alpha=-1)
+            state.U_inv_T.addmm_(J.T, BH)
+            state.U.addmm_(self.HUT.T, BH if P is None else Hp * B, alpha=-1)
         state.commit()
         return shrink
 

@@ -1,0 +1,37 @@
+"""A minibatch between forward() and update()."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from lstlm.errors import NumericsError
+from lstlm.spherical.dense import Blocked, Plain
+from lstlm.spherical.host import Numbers
+from lstlm.spherical.losses import Partials
+from lstlm.spherical.touched_rows import Gradient, LowRank, Square
+
+Step = LowRank | Square | Plain | Blocked
+
+
+class Pending:
+    """The step, its target values, the losses that were returned, and the upstream gradient (m,)."""
+
+    def __init__(self, step: Step, values: Tensor, partials: Partials, losses: Tensor) -> None:
+        self.step, self.values, self.partials, self.losses = step, values, partials, losses
+        self.upstream: Numbers | None = None  # until backward() has been here
+
+
+def gradient_of(partials: Partials, upstream: Numbers, like: Tensor) -> Gradient:
+    """Multiply the partial derivatives by the upstream gradient (m,), and round them to the compute dtype."""
+    _, dq, ds, do = partials
+    with np.errstate(all="ignore"):
+        gradient = Gradient(dq * upstream, None if ds is None else ds * upstream, do * upstream[:, None], like)
+        total = gradient.dq_host.sum() + gradient.do_host.sum()
+    if not math.isfinite(total):
+        raise NumericsError(
+            f"the gradient of the loss is not finite in {like.dtype}; check the targets and the loss scale"
+        )
+    return gradient
