@@ -7,9 +7,10 @@ by the repairs recorded since. That needs no inverse of E.
 
 The repairs x_1 … x_r of the open segment act on a row v that has seen τ of them as
 
-    v ← v + ((v Xᵀ) ∘ [j > τ]) M X,     M upper triangular:  M_jj = α_j,  M_ij = α_j Σ_{i≤l<j} M_il (x_l·x_j)
+    v ← v + ((v Xᵀ) ∘ [j > τ]) Y,     Y = M X,     M upper triangular:  M_jj = α_j,  M_ij = α_j y_i·x_j
 
-and since a trailing block of M is the M of the trailing repairs alone, rows of every age go through one product.
+and since a trailing block of M is the M of the trailing repairs alone, rows of every age go through one product. Y is
+what is kept: a new repair adds M_ij x_j to each y_i before it.
 After REPAIRS repairs the segment closes and U itself is absorbed (U becomes I). A row of a closed segment k goes
 through the rest of the repairs of k, then the product `after[k]` (d,d) of all segments since, then the open segment.
 
@@ -21,8 +22,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from lstlm.spherical.host import Numbers, from_host, to_host
 
 REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
 MOST_SEGMENTS = 48  # closed segments alive: d² numbers each, about √(D/d) balances sweeping against extending
@@ -33,7 +37,7 @@ class History(nn.Module):
 
     stamp: Tensor
     X: Tensor
-    M: Tensor
+    Y: Tensor
     U: Tensor
     after: Tensor
     reached: Tensor
@@ -49,7 +53,7 @@ class History(nn.Module):
         slots, repairs = (segments + 1, REPAIRS) if segments else (0, 0)
         self.register_buffer("stamp", torch.zeros(D if segments else 0, dtype=torch.int32, device=like.device))
         self.register_buffer("X", like.new_zeros(slots, repairs, d))
-        self.register_buffer("M", like.new_zeros(slots, repairs, repairs))
+        self.register_buffer("Y", like.new_zeros(slots, repairs, d))
         self.register_buffer("U", like.new_zeros(slots, d, d))  # what the segment itself multiplies by, closed
         self.register_buffer("after", like.new_zeros(slots, d, d))
         self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `after` covers segments below this
@@ -92,17 +96,17 @@ class History(nn.Module):
         """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but may reuse rows."""
         if self.empty or len(rows) == 0:
             return rows
-        stamp = self.stamp[ids]
+        stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
         segment, seen = stamp // (REPAIRS + 1), stamp % (REPAIRS + 1)
-        if int(segment.min()) < self.open:
-            for old in torch.unique(segment).tolist():
-                if old < self.open:
-                    mine = (segment == old).nonzero().squeeze(1)
-                    rows[mine] = self._leave(old, rows[mine], seen[mine])
-                    seen[mine] = 0
+        if segment.min() < self.open:
+            for old in np.unique(segment[segment < self.open]).tolist():
+                mine = (segment == old).nonzero()[0]
+                where = torch.from_numpy(mine).to(rows.device)
+                rows.index_copy_(0, where, self._leave(old, rows.index_select(0, where), seen[mine]))
+            seen = np.where(segment < self.open, 0, seen)
         return self._repair(self.open, rows, seen, self.count)
 
-    def _leave(self, segment: int, rows: Tensor, seen: Tensor) -> Tensor:
+    def _leave(self, segment: int, rows: Tensor, seen: Numbers) -> Tensor:
         """Take rows of a closed segment to the start of the open one."""
         slot = segment % (self.segments + 1)
         rows = self._repair(segment, rows, seen, REPAIRS) @ self.after[slot]
@@ -110,41 +114,43 @@ class History(nn.Module):
             rows = rows @ self.U[later % (self.segments + 1)]
         return rows
 
-    def _repair(self, segment: int, rows: Tensor, seen: Tensor, count: int) -> Tensor:
-        """v ← v + ((v Xᵀ) ∘ [j > seen]) M X over the first `count` repairs of a segment. Unused repairs are zero."""
+    def _repair(self, segment: int, rows: Tensor, seen: Numbers, count: int) -> Tensor:
+        """v ← v + ((v Xᵀ) ∘ [j > seen]) Y over the first `count` repairs of a segment. Unused repairs are zero."""
         if count == 0:
             return rows
         slot = segment % (self.segments + 1)
-        X, M = self.X[slot, :count], self.M[slot, :count, :count]
-        unseen = torch.arange(count, device=rows.device) >= seen[:, None]
-        return torch.addmm(rows, (rows @ X.T).mul_(unseen) @ M, X)
+        unseen = from_host(np.arange(count) >= seen[:, None], rows)
+        return torch.addmm(rows, (rows @ self.X[slot, :count].T).mul_(unseen), self.Y[slot, :count])
 
     def written(self, ids: Tensor | slice) -> None:
         """Note that rows were written in the current frame."""
-        if not self.empty:
+        if self.empty:
+            return
+        if isinstance(ids, slice):
             self.stamp[ids] = self.now
+        else:
+            self.stamp.index_fill_(0, ids, self.now)
 
     # ---- recording -----------------------------------------------------------------------------------------------
     def record(self, x: Tensor, alpha: float) -> None:
         """Append the repair E = I + α x xᵀ to the open segment, x (d,) in the dtype of V."""
         slot, r = self.open % (self.segments + 1), self.count
-        X, M = self.X[slot], self.M[slot]
-        M[:r, r] = alpha * (M[:r, :r] @ (X[:r] @ x))
-        M[r, r] = alpha
-        X[r] = x
+        Y = self.Y[slot]
+        Y[:r].addr_(Y[:r] @ x, x, alpha=alpha)
+        torch.mul(x, alpha, out=Y[r])
+        self.X[slot, r] = x
         self._tick(count=r + 1)
 
     def close(self, U: Tensor) -> None:
         """End the open segment, absorbing U (d,d); the caller sets U ← I and has swept enough for a free place."""
         slot = self.open % (self.segments + 1)
-        X, M = self.X[slot], self.M[slot]
         self.after[slot] = U
-        self.U[slot] = U + X.T @ (M @ (X @ U))
+        self.U[slot] = U + self.X[slot].T @ (self.Y[slot] @ U)
         self.swept_at[slot] = self.swept
         self.reached[slot] = self.open + 1
         following = (self.open + 1) % (self.segments + 1)
         self.X[following].zero_()
-        self.M[following].zero_()
+        self.Y[following].zero_()
         self._tick(open=self.open + 1, count=0)
 
     def extend(self, products: int) -> None:

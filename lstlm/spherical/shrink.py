@@ -61,8 +61,7 @@ def shrink_inverse(G: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
         factor, info = torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root))
         if int(info) != 0:
             raise LearningRateTooLarge(eta, eta / _largest(G, B))
-        C = torch.cholesky_inverse(factor).mul_(root).div_(root[:, None])
-        return C, Shrink(min(rho, 1.0), 0.0)
+        return torch.cholesky_inverse(factor).mul_(root).div_(root[:, None]), Shrink(min(rho, 1.0), 0.0)
     return _inverse_of_mixed_signs(G, B, eta), Shrink(min(rho, 1.0), min(growth, rho))
 
 

@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.spherical.history import REPAIRS
+from lstlm.spherical.host import from_host, to_host
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.state import FactoredState
 
@@ -28,6 +30,7 @@ METHODS = ("lazy", "svd", "power", "restore", "none")
 PAPER_RANGE = (1e-3, 1e2)
 PAPER_PERIOD = 100
 LAZY_RANGE = (0.1, 10.0)
+OVERSHOOT = 0.5  # of `high`: where `lazy` puts a value that fell below `low`, for it will go on falling
 
 
 @dataclass
@@ -149,10 +152,15 @@ class Lazy(Stabiliser):
         report = Report()
         if self.sigma_low < self.low:
             self.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
+            self.sigma_high = max(self.sigma_high, self._target("U_inv_T")) if report.repaired else self.sigma_high
         if self.sigma_high > self.high:
             self.sigma_high = 1 / self._look(state, "U", self.largest, report)
         self.total += report.repaired
         return report
+
+    def _target(self, name: str) -> float:
+        """Return what a singular value becomes: 1 if it was too large, more if it was too small."""
+        return max(1.0, OVERSHOOT * self.high) if name == "U_inv_T" else 1.0
 
     def _look(self, state: FactoredState, name: str, block: Tensor, report: Report) -> float:
         """Find the extreme singular values of U, repair those near or beyond the limit, return the next one.
@@ -163,29 +171,31 @@ class Lazy(Stabiliser):
         for _ in range(state.d):
             A = getattr(state, name)
             # a little of everything: what was repaired is orthogonal to what is left, and would never find it
-            X = torch.add(block, self.start, alpha=0.1).to(A.dtype)
+            X = to_host(block) + 0.1 * to_host(self.start)
             for _ in range(2):
-                X = torch.linalg.qr((X @ A @ A.T).T).Q.T
-            block.copy_(X)
-            other = X @ A  # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
-            inverse_extent = 1 / torch.linalg.vector_norm(other, dim=1)
+                X = np.linalg.qr(to_host(from_host(X, A) @ A @ A.T).astype(np.float64).T)[0].T
+            block.copy_(from_host(X, block))
+            other = to_host(from_host(X, A) @ A).astype(np.float64)
+            # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
+            inverse_extent = 1 / np.sqrt((other * other).sum(1))
             # what is about to leave the range goes with what has left it: else the next step would look again
             offending = inverse_extent < limit**0.75
-            extreme = float(inverse_extent.min())
-            if not bool(offending.any()):
+            if offending.any():
+                Y = (other * inverse_extent[:, None])[offending]
+                self._record(state, from_host(X[offending], A), from_host(Y, block), self._target(name), report)
+            if not offending.all():
                 break
-            self._record(state, X[offending], (other * inverse_extent[:, None])[offending], report)
-        return extreme
+        return float(inverse_extent[~offending].min())
 
-    def _record(self, state: FactoredState, X: Tensor, Y: Tensor, report: Report) -> None:
-        """Take each x out of U and write it into the history; pay for it by moving some rows forward."""
+    def _record(self, state: FactoredState, X: Tensor, Y: Tensor, target: float, report: Report) -> None:
+        """Give each singular vector x of U the value `target` and write that into the history; move some rows on."""
         history = state.history
         if history.count + len(X) > REPAIRS:
             report.rows_swept += sweep_some(state, history.rows_to_sweep())
             history.close(state.U)
             state.set_frame()
             return  # U is I now: nothing is left to repair
-        alphas = (torch.linalg.vector_norm(X @ state.U, dim=1) - 1).tolist()
+        alphas = (torch.linalg.vector_norm(X @ state.U, dim=1) / target - 1).tolist()
         state.repair(X, alphas, Y)
         for x, alpha in zip(X, alphas, strict=True):
             history.record(x, alpha)

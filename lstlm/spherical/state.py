@@ -119,6 +119,7 @@ class FactoredState(nn.Module):
         self.counters.since_fold += 1
         if self.counters.since_fold >= FOLD_EVERY:
             self.fold()
+            self._refine_inverse()
 
     def _add_up(self) -> None:
         d, recent = self.d, self.recent
@@ -139,6 +140,16 @@ class FactoredState(nn.Module):
         self.base.copy_(self.exact)
         self._add_up()
         torch.add(self.deviation, 1, out=self._diagonals())
+
+    def _refine_inverse(self) -> None:
+        """Take one of Newton's steps: U⁻¹ ← U⁻¹ + U⁻¹(I − U U⁻¹), in float64. O(d³).
+
+        Where U⁻¹ is off by δ, every row of V that is written is off by δ times its change, always in the same direction.
+        """
+        U, U_inv_T = self.exactly("U"), self.exactly("U_inv_T")
+        residual = (U_inv_T @ U.T).neg_()
+        residual.diagonal().add_(1)
+        self._set_frame(U, U_inv_T.addmm_(residual, U_inv_T))
 
     def _diagonals(self) -> Tensor:
         """Return the diagonals of U⁻ᵀ and U, a view (2,d)."""
@@ -237,7 +248,10 @@ class FactoredState(nn.Module):
 
     def write(self, ids: Tensor | slice, rows: Tensor) -> None:
         """V[ids] ← rows (n,d), given in the current frame."""
-        self.V[ids] = rows
+        if isinstance(ids, slice):
+            self.V[ids] = rows
+        else:
+            self.V.index_copy_(0, ids, rows)
         self.history.written(ids)
 
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
