@@ -6,10 +6,37 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.spherical.host import to_host
+
+
+def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
+    """Return target_ids (m,) or (m,K) as int64 (m,K)."""
+    if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
+        raise ConfigError(f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d")
+    if len(target_ids) != m or target_ids.numel() == 0:
+        raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
+    ids = target_ids.reshape(m, -1).to(torch.int64)
+    numbers = to_host(ids)
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 0 or high >= vocab:
+        raise ConfigError(f"target id {low if low < 0 else high} is outside the vocabulary of {vocab}")
+    return ids
+
+
+def checked_values(target_values: Tensor, target_ids: Tensor, ids: Tensor) -> Tensor:
+    """Return target_values, of the shape of target_ids, as float64 (m,K)."""
+    if target_values.shape != target_ids.shape:
+        raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
+    values = target_values.detach().reshape(ids.shape).to(torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        raise ConfigError("target_values: every value must be finite")
+    return values
 
 
 def merge_repeated(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Where an example names one id several times, give their sum to the first and 0 to the others; (m,K) each."""
+    if ids.shape[1] == 1:
+        return ids, values
     ordered, order = ids.sort(dim=1, stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]

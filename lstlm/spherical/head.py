@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from lstlm.errors import ConfigError, NumericsError
-from lstlm.spherical.arguments import merge_repeated, positive_definite
+from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, positive_definite
 from lstlm.spherical.dense import DenseState
 from lstlm.spherical.host import Numbers, from_host, to_host
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
@@ -149,30 +149,14 @@ class SphericalHead(nn.Module):
         like, m = self.state.like, len(h)
         if h.dtype != like.dtype or h.device != like.device:
             raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
-        if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
-            raise ConfigError(
-                f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d"
-            )
-        if len(target_ids) != m or target_ids.numel() == 0:
-            raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
-        ids = target_ids.reshape(m, -1).to(torch.int64)
-        numbers = to_host(ids)
-        low, high = int(numbers.min()), int(numbers.max())
-        if low < 0 or high >= self.vocab:
-            raise ConfigError(f"target id {low if low < 0 else high} is outside the vocabulary of {self.vocab}")
         if weight is not None and weight.shape != (m,):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({m},)")
-        if target_values is None:
-            if self._ones.shape != ids.shape or self._ones.device != ids.device:
-                self._ones = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
-            values = self._ones
-        elif target_values.shape != target_ids.shape:
-            raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
-        else:
-            values = target_values.detach().reshape(ids.shape).to(torch.float64)
-            if not bool(torch.isfinite(values).all()):
-                raise ConfigError("target_values: every value must be finite")
-        return merge_repeated(ids, values) if ids.shape[1] > 1 else (ids, values)
+        ids = checked_ids(target_ids, m, self.vocab)
+        if target_values is not None:
+            return merge_repeated(ids, checked_values(target_values, target_ids, ids))
+        if self._ones.shape != ids.shape or self._ones.device != ids.device:
+            self._ones = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
+        return merge_repeated(ids, self._ones)
 
     # ---- update --------------------------------------------------------------------------------------------------
     @torch.no_grad()

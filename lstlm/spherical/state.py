@@ -1,101 +1,40 @@
 """What the factored layer remembers: W = V U + p ωᵀ, and Q = WᵀW, w̄ = Wᵀp, U⁻ᵀ beside it.
 
-p is the vector of ones, or √π for a softmax that is tilted by a prior π over the outputs.
-
-The five d-sized quantities stand in one matrix `value` of 3d+2 rows, so that one product with the minibatch reads all:
-
-    rows      [0, d)   d      d+1    [d+2, 2d+2)   [2d+2, 3d+2)
-    contents  Q        ω      w̄      U⁻ᵀ           U
-
-In float32 a sum of 50,000 small updates would drift, unless each is added to something small:
-
-  - Q, ω and w̄ are kept as `exact` (float64) plus `recent` (compute dtype, the sum of the last few updates). An update
-    is added to `recent`, where its rounding error is relative to the recent change and not to the whole, and `recent`
-    is folded into `exact` every FOLD_EVERY updates. `value` holds the rounded sum.
-  - U and U⁻ᵀ are near the identity, and so small but for their diagonals; `deviation` (2,d) keeps these minus 1, and
-    stands in their place while an update is added. W is *defined* by U, so what rounding is left moves W, not apart
-    from Q, by far less than the rounding of V does.
+p is the vector of ones, or √π for a softmax that is tilted by a prior π over the outputs. `stack.py` keeps what is of
+size d; here are the D rows of V.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lstlm.spherical.history import History
+from lstlm.spherical.stack import Stack
 
-FOLD_EVERY = 128
 BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in float32
 
 
-class Counters:
-    """Numbers that change with every update: kept apart, because a module's own attributes are slow to set."""
-
-    def __init__(self) -> None:
-        self.version = 0  # counts the changes of W, so that a stale minibatch is noticed
-        self.since_fold = 0
-
-
-class FactoredState(nn.Module):
+class FactoredState(Stack):
     """V (D,d), the stacked d-sized state, and the history that brings rows of V to the current frame."""
 
     V: Tensor
-    exact: Tensor
-    recent: Tensor
-    base: Tensor
-    value: Tensor
-    deviation: Tensor
     p: Tensor | None
 
     def __init__(self, W: Tensor, p: Tensor | None = None, *, lazy: bool = True) -> None:
         """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that are not swept."""
-        super().__init__()
-        self.d = d = W.shape[1]
-        exact = torch.zeros(d + 2, d, dtype=torch.float64, device=W.device)
+        super().__init__(W.shape[1], like=W)
         self.register_buffer("V", W)
         self.register_buffer("p", None if p is None else p.to(W))
-        self.register_buffer("exact", exact)
-        self.register_buffer("recent", torch.zeros_like(exact, dtype=W.dtype))
-        self.register_buffer("base", torch.zeros_like(exact, dtype=W.dtype), persistent=False)  # exact, rounded
-        self.register_buffer("value", W.new_zeros(3 * d + 2, d))
-        self.register_buffer("deviation", W.new_zeros(2, d))  # of the diagonals of U⁻ᵀ and U from 1
-        self.counters = Counters()
         self.history = self._new_history(lazy)
         self.p_norm2 = float(self.D) if p is None else float(p.double().square().sum())
-        self.set_frame()
         self.refresh_gram(at_rest=True)
 
-    # ---- the parts by name ---------------------------------------------------------------------------------------
     @property
     def D(self) -> int:
         return self.V.shape[0]
-
-    @property
-    def version(self) -> int:
-        return self.counters.version
-
-    @property
-    def Q(self) -> Tensor:
-        return self.value[: self.d]
-
-    @property
-    def omega(self) -> Tensor:
-        return self.value[self.d]
-
-    @property
-    def w_bar(self) -> Tensor:
-        return self.value[self.d + 1]
-
-    @property
-    def U_inv_T(self) -> Tensor:
-        return self.value[self.d + 2 : 2 * self.d + 2]
-
-    @property
-    def U(self) -> Tensor:
-        return self.value[2 * self.d + 2 :]
 
     @property
     def stored_rows(self) -> int:
@@ -106,132 +45,6 @@ class FactoredState(nn.Module):
     def like(self) -> Tensor:
         """A tensor of the layer's dtype and device."""
         return self.V
-
-    def squared_norm(self) -> float:
-        """Return ‖W‖²_F = tr Q."""
-        return max(0.0, float(self.exactly("Q").trace()))
-
-    # ---- updating the stack --------------------------------------------------------------------------------------
-    def commit(self) -> None:
-        """Make Q, ω, w̄ = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
-        self._add_up()
-        self.counters.version += 1
-        self.counters.since_fold += 1
-        if self.counters.since_fold >= FOLD_EVERY:
-            self.fold()
-            self._refine_inverse()
-
-    def _add_up(self) -> None:
-        d, recent = self.d, self.recent
-        value = torch.add(self.base, recent, out=self.value[: d + 2])
-        value[:d] += recent[:d].T
-
-    def fold(self) -> None:
-        """exact ← exact + recent, recent ← 0."""
-        d = self.d
-        self.exact[:d] += self.recent[:d] + self.recent[:d].T.to(torch.float64)
-        self.exact[d:] += self.recent[d:]
-        self.recent.zero_()
-        self.counters.since_fold = 0
-        self._rebase()
-
-    def _rebase(self) -> None:
-        """Compute what is derived: base from `exact`, Q, ω, w̄ from both, and the diagonals from `deviation`."""
-        self.base.copy_(self.exact)
-        self._add_up()
-        torch.add(self.deviation, 1, out=self._diagonals())
-
-    def _refine_inverse(self) -> None:
-        """Take one of Newton's steps: U⁻¹ ← U⁻¹ + U⁻¹(I − U U⁻¹), in float64. O(d³).
-
-        Where U⁻¹ is off by δ, every row of V that is written is off by δ times its change, always in the same direction.
-        """
-        U, U_inv_T = self.exactly("U"), self.exactly("U_inv_T")
-        residual = (U_inv_T @ U.T).neg_()
-        residual.diagonal().add_(1)
-        self._set_frame(U, U_inv_T.addmm_(residual, U_inv_T))
-
-    def _diagonals(self) -> Tensor:
-        """Return the diagonals of U⁻ᵀ and U, a view (2,d)."""
-        d = self.d
-        return self.value[d + 2 :].view(2, d, d).diagonal(dim1=1, dim2=2)
-
-    @contextmanager
-    def changing_frame(self) -> Iterator[None]:
-        """While changes are added to U and U⁻ᵀ, the diagonals are without their 1."""
-        diagonals = self._diagonals()
-        diagonals.copy_(self.deviation)
-        yield
-        self.deviation.copy_(diagonals)
-        diagonals.add_(1)
-
-    def assign(self, **gram: Tensor) -> None:
-        """Set Q, omega or w_bar to new float64 values."""
-        self.fold()
-        for name, new in gram.items():
-            self._part(self.exact, name).copy_(new)
-        self._rebase()
-        self.counters.version += 1
-
-    def _part(self, stack: Tensor, name: str) -> Tensor:
-        d = self.d
-        start, stop = {"Q": (0, d), "omega": (d, d + 1), "w_bar": (d + 1, d + 2)}[name]
-        return stack[start:stop]
-
-    def exactly(self, name: str) -> Tensor:
-        """Return Q, omega, w_bar, U or U_inv_T in float64, as a new tensor."""
-        if name in ("U_inv_T", "U"):
-            frame: Tensor = getattr(self, name).to(torch.float64, copy=True)
-            frame.diagonal().copy_(self.deviation[int(name == "U")]).add_(1)
-            return frame
-        recent = self._part(self.recent, name).to(torch.float64)
-        return self._part(self.exact, name) + (recent + recent.T if name == "Q" else recent)
-
-    def repair(self, X: Tensor, alphas: list[float], Y: Tensor) -> None:
-        """U ← E⁻¹U and U⁻ᵀ ← E U⁻ᵀ for E = E_1 … E_k, E_j = I + α_j x_j x_jᵀ, rows x of X (k,d). V·E is the caller's.
-
-        In float64: what V will be multiplied by and what U was divided by must cancel to full precision. Then U⁻¹ is
-        corrected along the right singular vectors Y (k,d) of the same values: U⁻¹ ← U⁻¹ + Yᵀ(Y − (YU⁻¹)U)U⁻¹, Newton's
-        step on these directions. The update of U⁻¹ by T⁻¹ amplifies its error exactly where U shrinks.
-        """
-        X, Y = X.to(torch.float64), Y.to(torch.float64)
-        U, U_inv_T = self.exactly("U"), self.exactly("U_inv_T")
-        overlaps = X @ X.T
-        inverse = [-a / (1 + a * n2) for a, n2 in zip(alphas, overlaps.diagonal().tolist(), strict=True)]
-        for frame, factors in ((U, inverse), (U_inv_T, alphas)):
-            rows = X @ frame
-            scaled = torch.tensor(factors, dtype=torch.float64, device=X.device)[:, None] * X
-            for j in range(1, len(X)):  # x_jᵀ meets what the repairs before it have made of U
-                rows[j] += (X[j] @ scaled[:j].T) @ rows[:j]
-            frame.addmm_(scaled.T, rows)
-        residual = Y - (Y @ U_inv_T.T) @ U
-        U_inv_T.addmm_((residual @ U_inv_T.T).T, Y)
-        self._set_frame(U, U_inv_T)
-
-    def scale_(self, rho: float) -> None:
-        """W ← ρW: U, ω, w̄ by ρ, U⁻ᵀ by 1/ρ, Q by ρ²."""
-        d = self.d
-        for stack in (self.exact, self.recent):
-            stack[:d] *= rho * rho
-            stack[d:] *= rho
-        for which, (frame, factor) in enumerate(((self.U_inv_T, 1 / rho), (self.U, rho))):
-            frame *= factor
-            self.deviation[which].mul_(factor).add_(factor - 1)
-        self._rebase()
-
-    def set_frame(self, U: Tensor | None = None) -> None:
-        """Set U, the identity where None, and U⁻ᵀ from scratch in float64. The caller answers for V."""
-        if U is None:
-            U = U_inv_T = torch.eye(self.d, dtype=torch.float64, device=self.V.device)
-        else:
-            U_inv_T = torch.linalg.inv(U).T
-        self._set_frame(U, U_inv_T)
-
-    def _set_frame(self, U: Tensor, U_inv_T: Tensor) -> None:
-        self.U.copy_(U)
-        self.U_inv_T.copy_(U_inv_T)
-        self.deviation.copy_(torch.stack([U_inv_T.diagonal(), U.diagonal()]) - 1)
-        self.counters.version += 1
 
     def _new_history(self, lazy: bool) -> History:
         return History(self.stored_rows, self.d, like=self.V, segments=None if lazy else 0)
@@ -328,24 +141,3 @@ class FactoredState(nn.Module):
         self.history = self._new_history(lazy=self.history.segments > 0)
         self.p_norm2 = float(self.D)
         self.assign(Q=Q, w_bar=w_bar)
-
-    # ---- module plumbing -----------------------------------------------------------------------------------------
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FactoredState:
-        # `exact` follows the device but never the dtype: module.float() must not round it.
-        exact = self.exact
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.exact = exact.to(self.V.device)
-        self._rebase()
-        return self
-
-    def get_extra_state(self) -> Tensor:
-        """The updates since the last fold: a resumed run must fold at the same steps."""
-        return torch.tensor(self.counters.since_fold)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.counters.since_fold = int(state)
-
-    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._rebase()
-        self.counters.version += 1
