@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from lstlm.spherical.host import Numbers, from_host, to_host
 
-REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
-MOST_SEGMENTS = 48  # closed segments alive: d² numbers each, about √(D/d) balances sweeping against extending
+REPAIRS = 256  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
+MOST_SEGMENTS = 8  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
 
 
 class History(nn.Module):
@@ -99,12 +99,21 @@ class History(nn.Module):
         stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
         segment, seen = stamp // (REPAIRS + 1), stamp % (REPAIRS + 1)
         if segment.min() < self.open:
-            for old in np.unique(segment[segment < self.open]).tolist():
-                mine = (segment == old).nonzero()[0]
-                where = torch.from_numpy(mine).to(rows.device)
-                rows.index_copy_(0, where, self._leave(old, rows.index_select(0, where), seen[mine]))
+            rows = self._to_open_segment(rows, segment, seen)
             seen = np.where(segment < self.open, 0, seen)
         return self._repair(self.open, rows, seen, self.count)
+
+    def _to_open_segment(self, rows: Tensor, segment: Numbers, seen: Numbers) -> Tensor:
+        """Take the rows that are in closed segments to the start of the open one, segment by segment."""
+        order = segment.argsort(kind="stable")
+        rows = rows.index_select(0, torch.from_numpy(order).to(rows.device))
+        old, starts = np.unique(segment[order], return_index=True)
+        for number, start, stop in zip(old.tolist(), starts.tolist(), [*starts.tolist()[1:], len(rows)], strict=True):
+            if number < self.open:
+                rows[start:stop] = self._leave(number, rows[start:stop], seen[order[start:stop]])
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return rows.index_select(0, torch.from_numpy(back).to(rows.device))
 
     def _leave(self, segment: int, rows: Tensor, seen: Numbers) -> Tensor:
         """Take rows of a closed segment to the start of the open one."""
