@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lstlm.spherical.host import Numbers, from_host, to_host
+from lstlm.spherical.host import Numbers, to_host
 
 REPAIRS = 256  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
-MOST_SEGMENTS = 8  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
+MOST_SEGMENTS = 16  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
 
 
 class History(nn.Module):
@@ -39,6 +39,7 @@ class History(nn.Module):
     X: Tensor
     Y: Tensor
     U: Tensor
+    unseen: Tensor
     after: Tensor
     reached: Tensor
     swept_at: Tensor
@@ -56,6 +57,8 @@ class History(nn.Module):
         self.register_buffer("Y", like.new_zeros(slots, repairs, d))
         self.register_buffer("U", like.new_zeros(slots, d, d))  # what the segment itself multiplies by, closed
         self.register_buffer("after", like.new_zeros(slots, d, d))
+        unseen = like.new_ones(repairs + 1, repairs).triu() if repairs else like.new_ones(0, 0)
+        self.register_buffer("unseen", unseen, persistent=False)  # row τ: which repairs one that has seen τ has not
         self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `after` covers segments below this
         self.register_buffer("swept_at", torch.zeros(slots, dtype=torch.int64))  # rows swept before it closed
         self.register_buffer("clock", torch.zeros(3, dtype=torch.int64))
@@ -128,7 +131,7 @@ class History(nn.Module):
         if count == 0:
             return rows
         slot = segment % (self.segments + 1)
-        unseen = from_host(np.arange(count) >= seen[:, None], rows)
+        unseen = self.unseen.index_select(0, torch.from_numpy(seen).to(rows.device))[:, :count]
         return torch.addmm(rows, (rows @ self.X[slot, :count].T).mul_(unseen), self.Y[slot, :count])
 
     def written(self, ids: Tensor | slice) -> None:
@@ -184,8 +187,9 @@ class History(nn.Module):
 
     def clear(self) -> None:
         """Forget everything: every row is in the current frame."""
-        for buffer in self.buffers():
-            buffer.zero_()
+        for name, buffer in self.named_buffers():
+            if name != "unseen":
+                buffer.zero_()
         self._sync()
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.spherical.history import REPAIRS
-from lstlm.spherical.host import from_host, to_host
+from lstlm.spherical.host import Numbers, from_host, to_host
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.state import FactoredState
 
@@ -173,7 +173,7 @@ class Lazy(Stabiliser):
             # a little of everything: what was repaired is orthogonal to what is left, and would never find it
             X = to_host(block) + 0.1 * to_host(self.start)
             for _ in range(2):
-                X = np.linalg.qr(to_host(from_host(X, A) @ A @ A.T).astype(np.float64).T)[0].T
+                X = orthonormal(to_host(from_host(X, A) @ A @ A.T).astype(np.float64))
             block.copy_(from_host(X, block))
             other = to_host(from_host(X, A) @ A).astype(np.float64)
             # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
@@ -202,6 +202,15 @@ class Lazy(Stabiliser):
         history.extend(-(-history.segments * len(X) // REPAIRS))
         report.rows_swept += sweep_some(state, -(-history.D * len(X) // (history.segments * REPAIRS)))
         report.repaired += len(X)
+
+
+def orthonormal(X: Numbers) -> Numbers:
+    """Make the few rows of X (k,d) orthonormal, in place, by Gram and Schmidt: faster here than a call of LAPACK."""
+    for i, x in enumerate(X):
+        for _ in range(2 if i else 0):  # twice is enough
+            x -= (X[:i] @ x) @ X[:i]
+        x /= math.sqrt(x @ x)
+    return X
 
 
 def sweep_some(state: FactoredState, rows: int) -> int:
