@@ -29,7 +29,7 @@ from lstlm.spherical.state import FactoredState
 METHODS = ("lazy", "svd", "power", "restore", "none")
 PAPER_RANGE = (1e-3, 1e2)
 PAPER_PERIOD = 100
-LAZY_RANGE = (0.03, 30.0)
+LAZY_RANGE = (0.1, 10.0)
 OVERSHOOT = 0.5  # of `high`: where `lazy` puts a value that fell below `low`, for it will go on falling
 
 
