@@ -2,7 +2,8 @@
 
 U ← U T keeps U invertible while T has positive eigenvalues only, that is while λmax(HᵀBHp) < 1, b = 2η dq. Beyond
 that η is too large for the minibatch: the step would overshoot the minimum along some direction by more than its
-distance.
+distance. Rounding asks for a little more: a step that leaves of some direction less than LEAST_LEFT rounding errors is
+refused too, because U⁻¹ would have too few correct digits there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from lstlm.errors import NumericsError
 from lstlm.spherical.host import Numbers, from_host, to_host
+
+LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
+LOOK_CLOSER = 0.9  # where the bound on λmax is below this, no closer look is needed
 
 
 class LearningRateTooLarge(NumericsError):
@@ -58,9 +62,10 @@ def shrink_inverse(G: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
         return _geometric_series(G * B, rho), Shrink(rho, min(growth, rho))
     if b.min() > 0:
         root = B.sqrt()
-        factor, info = torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root))
-        if int(info) != 0:
-            raise LearningRateTooLarge(eta, eta / _largest(G, B))
+        S = root[:, None] * G * root
+        factor = torch.linalg.cholesky_ex(_identity_minus(S)).L
+        if rho > LOOK_CLOSER and not _is_positive(S):
+            raise LearningRateTooLarge(eta, _limit(eta, _largest(G, B), S))
         return torch.cholesky_inverse(factor).mul_(root).div_(root[:, None]), Shrink(min(rho, 1.0), 0.0)
     return _inverse_of_mixed_signs(G, B, eta), Shrink(min(rho, 1.0), min(growth, rho))
 
@@ -86,8 +91,8 @@ def _inverse_of_mixed_signs(G: Tensor, b: Tensor, eta: float) -> Tensor:
     """Return (I − GB)⁻¹ by LU, after making sure that T is positive, where some b ≤ 0."""
     root = b.clamp(min=0).sqrt()
     # The positive part alone bounds the shrinking; only if that fails is the exact eigenvalue worth its price.
-    if int(torch.linalg.cholesky_ex(_identity_minus(root[:, None] * G * root)).info) != 0 and _largest(G, b) >= 1:
-        raise LearningRateTooLarge(eta, eta / _largest(G, b))
+    if not _is_positive(root[:, None] * G * root) and _limit(eta, _largest(G, b), G) <= eta:
+        raise LearningRateTooLarge(eta, _limit(eta, _largest(G, b), G))
     inverse: Tensor = torch.linalg.inv(_identity_minus(G * b))
     return inverse
 
@@ -101,16 +106,16 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
     if not math.isfinite(rho):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
     if symmetric:
-        factor, info = torch.linalg.cholesky_ex(_identity_minus(K))
-        if int(info) != 0:
-            raise LearningRateTooLarge(eta, eta / float(torch.linalg.eigvalsh(K)[-1]))
+        factor = torch.linalg.cholesky_ex(_identity_minus(K)).L
+        if rho > LOOK_CLOSER and not _is_positive(K):
+            raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
         inverse = torch.cholesky_inverse(factor)  # a product with it is several times faster than two triangular solves
         inverse.diagonal().sub_(1)
         return lambda M: inverse @ M, Shrink(min(rho, 1.0), rho)
-    if rho >= 1:
-        largest = float(torch.linalg.eigvals(K).real.max())
-        if largest >= 1:
-            raise LearningRateTooLarge(eta, eta / largest)
+    if rho > LOOK_CLOSER:
+        limit = _limit(eta, float(torch.linalg.eigvals(K.to(torch.float64)).real.max()), K)
+        if limit <= eta:
+            raise LearningRateTooLarge(eta, limit)
     T = _identity_minus(K)
     return lambda M: torch.linalg.solve(T, K @ M), Shrink(min(rho, 1.0), rho)
 
@@ -119,6 +124,18 @@ def _identity_minus(A: Tensor) -> Tensor:
     result = A.neg()
     result.diagonal().add_(1)
     return result
+
+
+def _is_positive(S: Tensor) -> bool:
+    """Say whether I − S, S symmetric, is positive and leaves enough of every direction."""
+    shifted = S.neg()
+    shifted.diagonal().add_(1 - LEAST_LEFT * torch.finfo(S.dtype).eps)
+    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+
+
+def _limit(eta: float, largest: float, like: Tensor) -> float:
+    """Return the largest stable step, where the step η has λmax = `largest`."""
+    return eta * (1 - LEAST_LEFT * torch.finfo(like.dtype).eps) / largest
 
 
 def _largest(G: Tensor, b: Tensor) -> float:

@@ -30,6 +30,7 @@ METHODS = ("lazy", "svd", "power", "restore", "none")
 PAPER_RANGE = (1e-3, 1e2)
 PAPER_PERIOD = 100
 LAZY_RANGE = (0.1, 10.0)
+SWEEP_ROWS = 256  # rows brought forward at a time
 OVERSHOOT = 0.5  # of `high`: where `lazy` puts a value that fell below `low`, for it will go on falling
 
 
@@ -218,7 +219,7 @@ def sweep_some(state: FactoredState, rows: int) -> int:
     history, left = state.history, rows
     while left > 0:
         start = history.swept % state.stored_rows
-        block = slice(start, min(start + min(left, 4096), state.stored_rows))
+        block = slice(start, min(start + min(left, SWEEP_ROWS), state.stored_rows))
         state.write(block, state.read(block))
         history.advance(block.stop - block.start)
         left -= block.stop - block.start

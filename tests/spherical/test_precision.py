@@ -84,7 +84,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize(("m", "K"), [(4, 1), (4, 3), (20, 1), (20, 3)])
 @pytest.mark.parametrize("loss", RATE)
 def test_a_step_makes_nothing_of_the_size_of_the_vocabulary(loss: str, m: int, K: int) -> None:
-    D, d = 400_000, 9
+    D, d = 1_000_000, 9
     layer = Layer(random_weight(D, d, scale=0.1), loss, stabilise="lazy", stabilise_range=(0.8, 1.25))
     repairs = 0
     for step in range(12):
