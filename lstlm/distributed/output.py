@@ -55,9 +55,12 @@ class OverRanks(SphericalHead):
     def _own(self, x: Tensor) -> Tensor:
         return x[self.ranks.part(len(x))] if self.examples else x
 
-    def _best_of_all(self, scores: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def _total(self, x: Tensor) -> Tensor:
+        return self.ranks.total_(x)
+
+    def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ranks, missing = self.ranks, k - scores.shape[1]
-        ids = pad(rows * ranks.world + ranks.rank, (0, missing))
+        ids = pad(ids, (0, missing))
         scores = pad(scores, (0, missing), value=-torch.inf)
         everyone, names = (ranks.gather(x.T, [k] * ranks.world).T for x in (scores, ids))
         best, order = everyone.topk(k)
@@ -72,8 +75,8 @@ class ShardedOutput(OverRanks, SphericalOutput):
         head.update(lr)                     # the exact step for the examples of all ranks
 
     Every call is collective. In training mode h and the targets are this rank's part; in evaluation mode, and for
-    `log_prob` and `topk`, all ranks pass the same ones and get the same answer. A step sends O(m·d), or O(m·d + d²)
-    for large minibatches: nothing of the size of the vocabulary.
+    `log_prob`, `topk` and `rank_of`, all ranks pass the same ones and get the same answer. A step sends O(m·d), or
+    O(m·d + d²) for large minibatches: nothing of the size of the vocabulary.
     """
 
     state: ShardedState

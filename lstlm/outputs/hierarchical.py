@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import ScaledRows, running_topk, uniform_rows
-from lstlm.outputs.softmax import SoftmaxProduct, check_k
+from lstlm.outputs.rows import ScaledRows, uniform_rows
+from lstlm.outputs.softmax import SoftmaxProduct
+from lstlm.spherical.sweep import Block, Sweep
 
 
 def assign_classes(counts: Tensor, classes: int | None = None, clustering: str = "frequency") -> Tensor:
@@ -103,19 +105,20 @@ class HierarchicalSoftmax(RecordedOutput):
         each = h.repeat_interleave(ids.numel() // len(h), 0)
         return -_TwoLevelStep(self, each, pairs, torch.ones_like(pairs, dtype=h.dtype)).losses.view(ids.shape)
 
-    @torch.no_grad()
-    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first; a class at a time."""
-        self._check_hidden(h)
-        check_k(k, self.vocab)
-        return running_topk(self._log_probability_blocks(h), k)
-
-    def _log_probability_blocks(self, h: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _sweep(self, h: Tensor) -> Sweep:
+        """Log-probabilities, a class at a time."""
         by_class = self.classes.scores(h, slice(None)).log_softmax(1)
         bounds = self.start.tolist()
-        for group, (first, last) in enumerate(pairwise(bounds)):
-            part = slice(first, last)
-            yield self.words.scores(h, part).log_softmax(1).add_(by_class[:, group, None]), self.order[part]
+
+        def scores(group: int, part: slice) -> Tensor:
+            return self.words.scores(h, part).log_softmax(1).add_(by_class[:, group, None])
+
+        def blocks() -> Iterator[Block]:
+            for group, (first, last) in enumerate(pairwise(bounds)):
+                part = slice(first, last)
+                yield self.order[part], partial(scores, group, part)
+
+        return blocks
 
     def weight(self) -> Tensor:
         """Return the within-class word vectors (D,hidden) in word order, a copy."""

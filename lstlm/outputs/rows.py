@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from lstlm.spherical.sweep import Block
 
 _BLOCK = 16384  # columns of scores held at once when the whole vocabulary is swept
 _SMALLEST_SCALE = 2.0**-10
@@ -70,17 +73,17 @@ class ScaledRows(nn.Module):
             return (h @ self.matrix[rows].T).mul_(scale)
         return torch.addmm(self.bias[rows], h, self.matrix[rows].T, beta=scale, alpha=scale)
 
-    def score_blocks(self, h: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (scores (m,n), ids (n,)) over the whole vocabulary, n ≤ 16384: O(D·m·hidden), memory free of D."""
+    def score_blocks(self, h: Tensor) -> Iterator[Block]:
+        """Sweep the whole vocabulary by at most 16384 rows: O(D·m·hidden), memory free of D."""
         for start in range(0, len(self.matrix), _BLOCK):
-            stop = min(start + _BLOCK, len(self.matrix))
-            yield self.scores(h, slice(start, stop)), torch.arange(start, stop, device=h.device)
+            rows = slice(start, min(start + _BLOCK, len(self.matrix)))
+            yield torch.arange(rows.start, rows.stop, device=h.device), partial(self.scores, h, rows)
 
     def log_normaliser(self, h: Tensor) -> Tensor:
         """Return log Σⱼ exp(h·Wⱼ + bⱼ) (m,), swept in blocks."""
         total = h.new_full((len(h),), -torch.inf)
-        for scores, _ in self.score_blocks(h):
-            total = torch.logaddexp(total, scores.logsumexp(1))
+        for _, compute in self.score_blocks(h):
+            total = torch.logaddexp(total, compute().logsumexp(1))
         return total
 
     def log_softmax(self, h: Tensor, ids: Tensor) -> Tensor:
@@ -89,22 +92,6 @@ class ScaledRows(nn.Module):
         rows = self.rows(pairs.reshape(-1)).view(*pairs.shape, -1)
         scores = (rows @ h[:, :, None]).squeeze(2) + self.biases(pairs.reshape(-1)).view_as(pairs)
         return (scores - self.log_normaliser(h)[:, None]).view(ids.shape)
-
-
-def running_topk(blocks: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best (scores, ids), each (m,k), best first, over blocks of (scores (m,n), ids (n,))."""
-    best: tuple[Tensor, Tensor] | None = None
-    for scores, ids in blocks:
-        top, at = scores.topk(min(k, scores.shape[1]), dim=1)
-        found = ids[at]
-        if best is not None:
-            top, found = torch.cat([best[0], top], 1), torch.cat([best[1], found], 1)
-            top, at = top.topk(min(k, top.shape[1]), dim=1)
-            found = found.gather(1, at)
-        best = top, found
-    if best is None:
-        raise ValueError("running_topk needs at least one block")
-    return best
 
 
 def uniform_rows(
