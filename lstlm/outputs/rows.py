@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lstlm.spherical.sweep import Block
 
-_BLOCK = 16384  # columns of scores held at once when the whole vocabulary is swept
+_BLOCK = 16384  # rows drawn at once
+_SWEPT = 2048  # columns of scores held at once when the whole vocabulary is swept: of 1000 examples, near the cache
 _SMALLEST_SCALE = 2.0**-10
 
 
@@ -74,9 +75,9 @@ class ScaledRows(nn.Module):
         return torch.addmm(self.bias[rows], h, self.matrix[rows].T, beta=scale, alpha=scale)
 
     def score_blocks(self, h: Tensor) -> Iterator[Block]:
-        """Sweep the whole vocabulary by at most 16384 rows: O(D·m·hidden), memory free of D."""
-        for start in range(0, len(self.matrix), _BLOCK):
-            rows = slice(start, min(start + _BLOCK, len(self.matrix)))
+        """Sweep the whole vocabulary by at most 2048 rows: O(D·m·hidden), memory free of D."""
+        for start in range(0, len(self.matrix), _SWEPT):
+            rows = slice(start, min(start + _SWEPT, len(self.matrix)))
             yield torch.arange(rows.start, rows.stop, device=h.device), partial(self.scores, h, rows)
 
     def log_normaliser(self, h: Tensor) -> Tensor:

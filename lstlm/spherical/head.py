@@ -20,7 +20,7 @@ from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 from lstlm.spherical.touched_rows import Gradient, LowRank, Square, begin
 
 Step = LowRank | Square | Plain | Blocked
-TOPK_ROWS = 16384  # rows of W that topk and rank_of read at a time
+TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
 
 
 class Pending:
