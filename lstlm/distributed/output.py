@@ -19,7 +19,6 @@ from lstlm.errors import ConfigError
 from lstlm.outputs import make_output
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
-from lstlm.spherical.losses import SphericalLoss
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -30,6 +29,12 @@ class OverRanks(SphericalHead):
 
     ranks: Ranks
     examples = 0  # of the global minibatch in the last forward pass; 0 where all ranks had the same examples
+
+    def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
+        """Take the arguments of the layer of one process, and draw the same weights from the same generator."""
+        check_enough_words(vocab, ranks.world)
+        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
+        super().__init__(hidden, vocab, *args, **settings)
 
     def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.examples = 0
@@ -81,14 +86,6 @@ class ShardedOutput(OverRanks, SphericalOutput):
 
     state: ShardedState
 
-    def __init__(
-        self, ranks: Ranks, hidden: int, vocab: int, loss: SphericalLoss | None = None, **settings: Any
-    ) -> None:
-        """Take the arguments of `SphericalOutput`, and draw the same weights from the same generator."""
-        check_enough_words(vocab, ranks.world)
-        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
-        super().__init__(hidden, vocab, loss, **settings)
-
     def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> ShardedState:
         return ShardedState(W, self._initial_shape[0], self.ranks, p, lazy=lazy)
 
@@ -101,13 +98,8 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
 
     state: ShardedDenseState
 
-    def __init__(
-        self, ranks: Ranks, hidden: int, vocab: int, loss: SphericalLoss | None = None, **settings: Any
-    ) -> None:
-        """Take the arguments of `DenseSphericalOutput`, and draw the same weights from the same generator."""
-        check_enough_words(vocab, ranks.world)
-        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
-        super().__init__(hidden, vocab, loss, **settings)
+    def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
+        super().__init__(ranks, hidden, vocab, *args, **settings)
         self.state = ShardedDenseState(self.state.W, vocab, ranks, self.state.p)
 
     def _begin(self, H: Tensor, ids: Tensor) -> PlainHere:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import ScaledRows
+from lstlm.outputs.rows import Making, ScaledRows
 from lstlm.spherical.sweep import Block, Sweep
 
 _SMALLEST_VOCABULARY = 8
@@ -25,17 +26,9 @@ class AdaptiveSoftmax(RecordedOutput):
     rank: Tensor
     word_of_rank: Tensor
 
-    def __init__(
-        self,
-        hidden: int,
-        counts: Tensor,
-        *,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, counts: Tensor, **making: Any) -> None:
+        """Make a layer for as many words as have a count; the keywords are those of `Making`."""
+        make = Making(**making)
         vocab = len(counts)
         super().__init__(hidden, vocab)
         if vocab < _SMALLEST_VOCABULARY:
@@ -49,14 +42,14 @@ class AdaptiveSoftmax(RecordedOutput):
             vocab,
             cutoffs,
             div_value=shrink,
-            head_bias=bias,
-            dtype=dtype or torch.get_default_dtype(),
-            device=device or "cpu",
+            head_bias=make.bias,
+            dtype=make.dtype or torch.get_default_dtype(),
+            device=make.device or "cpu",
         )
         with torch.no_grad():
             for name, p in self.module.named_parameters():
-                limit = (3.0 / p.shape[-1]) ** 0.5 if init_scale is None else init_scale * 3.0**0.5
-                p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=generator)
+                limit = (3.0 / p.shape[-1]) ** 0.5 if make.init_scale is None else make.init_scale * 3.0**0.5
+                p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=make.generator)
         order = counts.argsort(descending=True, stable=True).cpu()
         self.register_buffer("word_of_rank", order.to(self._anchor().device))
         self.register_buffer("rank", order.argsort().to(self._anchor().device))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import ScaledRows, uniform_rows
+from lstlm.outputs.rows import Making
 from lstlm.outputs.softmax import SoftmaxProduct
 from lstlm.spherical.sweep import Block, Sweep
 
@@ -56,17 +57,8 @@ class HierarchicalSoftmax(RecordedOutput):
     slot: Tensor
     start: Tensor
 
-    def __init__(
-        self,
-        hidden: int,
-        class_of_word: Tensor,
-        *,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, class_of_word: Tensor, **making: Any) -> None:
+        """Make a layer for as many words as have a class; the keywords are those of `Making`."""
         vocab = len(class_of_word)
         super().__init__(hidden, vocab)
         sizes = torch.bincount(class_of_word.cpu())
@@ -74,14 +66,14 @@ class HierarchicalSoftmax(RecordedOutput):
             raise ConfigError(
                 f"hierarchical softmax: class {int(sizes.argmin())} has no word; number classes from 0 on"
             )
-        like = torch.empty(0, dtype=dtype, device=device)
+        make = Making(**making)
+        self.classes, self.words = make.rows(len(sizes), hidden), make.rows(vocab, hidden)
+        where = self.words.matrix.device
         order = class_of_word.cpu().argsort(stable=True)
-        self.register_buffer("order", order.to(like.device))  # slot → word
-        self.register_buffer("slot", order.argsort().to(like.device))  # word → slot
+        self.register_buffer("order", order.to(where))  # slot → word
+        self.register_buffer("slot", order.argsort().to(where))  # word → slot
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        self.register_buffer("start", starts.to(like.device))  # class c holds slots start[c]:start[c+1]
-        self.classes = ScaledRows(uniform_rows(len(sizes), hidden, init_scale, like, generator), bias)
-        self.words = ScaledRows(uniform_rows(vocab, hidden, init_scale, like, generator), bias)
+        self.register_buffer("start", starts.to(where))  # class c holds slots start[c]:start[c+1]
 
     def _dtype(self) -> torch.dtype:
         return self.words.matrix.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -93,6 +94,22 @@ class ScaledRows(nn.Module):
         rows = self.rows(pairs.reshape(-1)).view(*pairs.shape, -1)
         scores = (rows @ h[:, :, None]).squeeze(2) + self.biases(pairs.reshape(-1)).view_as(pairs)
         return (scores - self.log_normaliser(h)[:, None]).view(ids.shape)
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a layer makes its first weights: what every layer of this package takes besides its sizes, as keywords."""
+
+    bias: bool = True
+    init_scale: float | None = None  # standard deviation; by default what suits the layer
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+    generator: torch.Generator | None = None
+
+    def rows(self, count: int, hidden: int) -> ScaledRows:
+        """Draw a matrix (count,hidden), with a bias of zeros where one is wanted."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return ScaledRows(uniform_rows(count, hidden, self.init_scale, like, self.generator), self.bias)
 
 
 def uniform_rows(

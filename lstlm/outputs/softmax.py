@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import ScaledRows, uniform_rows
+from lstlm.outputs.rows import Making, ScaledRows
 from lstlm.spherical.sweep import Sweep
 
 _CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
@@ -62,20 +63,10 @@ def exponentiate_(scores: Tensor) -> tuple[Tensor, Tensor]:
 class LinearSoftmax(RecordedOutput):
     """p(j | h) = softmax(h Wᵀ + b)ⱼ: what the full and the sampled softmax share, which is all but training."""
 
-    def __init__(
-        self,
-        hidden: int,
-        vocab: int,
-        *,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, vocab: int, **making: Any) -> None:
+        """Make a layer for `vocab` words; the keywords are those of `Making`."""
         super().__init__(hidden, vocab)
-        like = torch.empty(0, dtype=dtype, device=device)
-        self.rows = ScaledRows(uniform_rows(vocab, hidden, init_scale, like, generator), bias)
+        self.rows = Making(**making).rows(vocab, hidden)
 
     def _dtype(self) -> torch.dtype:
         return self.rows.matrix.dtype
