@@ -21,6 +21,9 @@ Example:
   lstlm eval perplexity runs/demo --text news.txt --json
 """
 
+_RANK_PRODUCTS = 10**11  # a few seconds of a core
+_FEWEST_RANKS = 1000
+
 
 @click.command("perplexity", short_help="Perplexity, hits and ranks on held-out text.", epilog=EPILOGUE)
 @source_argument("run_path", metavar="RUN")
@@ -29,8 +32,9 @@ Example:
 @click.option("--text", type=click.Path(path_type=Path), help="A tokenised text instead, one sentence a line.")
 @click.option("--data", type=click.Path(path_type=Path), help="The prepared corpus, if data.dir of the run has moved.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many examples.")
-@click.option("--rank-examples", type=click.IntRange(min=0), default=1000, show_default=True,
-              help="Size of the random sample for top-1, top-10 and MRR; 0 for none.")  # fmt: skip
+@click.option("--rank-examples", type=click.IntRange(min=0),
+              help="Rank so many random examples (0: none) for top-1, top-10 and MRR.  "
+                   "[what 10^11 multiply-adds rank, but at least 1000]")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of that sample.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, …")
 @json_option
@@ -39,10 +43,12 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
 
     Perplexity is exp of the mean negative log-probability, <unk> and </s> counted as words. It exists for losses that
     define probabilities; for squared error and Z-loss it is refused with the reason, and the ranks tell how well the
-    model predicts. In the mean reciprocal rank (MRR), a rank beyond 1000 counts as 0.
+    model predicts. A rank is 1 + the number of words with a higher score, exactly; of words with equal scores, the one
+    that comes first in the vocabulary is higher. It takes a product with the whole vocabulary, so a large model is
+    ranked on a random sample, whose size is told. MRR is the mean reciprocal rank.
     """
     from lstlm.data import evaluation_batches
-    from lstlm.evaluation.perplexity import evaluate
+    from lstlm.evaluation.perplexity import affordable_ranks, evaluate
 
     run = open_run(run_path, options["device"])
     split, unknown = _split(run, options)
@@ -54,7 +60,9 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
         batch_size=max(run.config.train.batch_size, 256),
         limit=options["limit"],
     )
-    result = evaluate(run.network, batches, rank_examples=options["rank_examples"], seed=options["seed"])
+    wanted = options["rank_examples"]
+    ranked = affordable_ranks(run.network, _RANK_PRODUCTS, _FEWEST_RANKS) if wanted is None else wanted
+    result = evaluate(run.network, batches, rank_examples=ranked, seed=options["seed"])
     if not result.tokens:
         raise DataError(f"{split.name}: holds no examples for context_kind {run.config.data.context_kind}")
     reason = None
@@ -139,7 +147,7 @@ def _print(document: dict[str, Any]) -> None:
         ["top-1", show("top1", ".2%")],
         ["top-10", show("top10", ".2%")],
         ["mean reciprocal rank", show("mrr", ".4f")],
-        ["ranks taken on", f"{document['rank_examples']:,d} random examples"],
+        ["examples ranked", show("rank_examples", ",d")],
     ]
     for line in table(rows):
         click.echo(line)

@@ -19,7 +19,6 @@ from lstlm.errors import ConfigError
 from lstlm.outputs import make_output
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
-from lstlm.spherical.losses import SphericalLoss
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -30,6 +29,12 @@ class OverRanks(SphericalHead):
 
     ranks: Ranks
     examples = 0  # of the global minibatch in the last forward pass; 0 where all ranks had the same examples
+
+    def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
+        """Take the arguments of the layer of one process, and draw the same weights from the same generator."""
+        check_enough_words(vocab, ranks.world)
+        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
+        super().__init__(hidden, vocab, *args, **settings)
 
     def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.examples = 0
@@ -55,9 +60,12 @@ class OverRanks(SphericalHead):
     def _own(self, x: Tensor) -> Tensor:
         return x[self.ranks.part(len(x))] if self.examples else x
 
-    def _best_of_all(self, scores: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def _total(self, x: Tensor) -> Tensor:
+        return self.ranks.total_(x)
+
+    def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ranks, missing = self.ranks, k - scores.shape[1]
-        ids = pad(rows * ranks.world + ranks.rank, (0, missing))
+        ids = pad(ids, (0, missing))
         scores = pad(scores, (0, missing), value=-torch.inf)
         everyone, names = (ranks.gather(x.T, [k] * ranks.world).T for x in (scores, ids))
         best, order = everyone.topk(k)
@@ -72,19 +80,11 @@ class ShardedOutput(OverRanks, SphericalOutput):
         head.update(lr)                     # the exact step for the examples of all ranks
 
     Every call is collective. In training mode h and the targets are this rank's part; in evaluation mode, and for
-    `log_prob` and `topk`, all ranks pass the same ones and get the same answer. A step sends O(m·d), or O(m·d + d²)
-    for large minibatches: nothing of the size of the vocabulary.
+    `log_prob`, `topk` and `rank_of`, all ranks pass the same ones and get the same answer. A step sends O(m·d), or
+    O(m·d + d²) for large minibatches: nothing of the size of the vocabulary.
     """
 
     state: ShardedState
-
-    def __init__(
-        self, ranks: Ranks, hidden: int, vocab: int, loss: SphericalLoss | None = None, **settings: Any
-    ) -> None:
-        """Take the arguments of `SphericalOutput`, and draw the same weights from the same generator."""
-        check_enough_words(vocab, ranks.world)
-        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
-        super().__init__(hidden, vocab, loss, **settings)
 
     def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> ShardedState:
         return ShardedState(W, self._initial_shape[0], self.ranks, p, lazy=lazy)
@@ -98,13 +98,8 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
 
     state: ShardedDenseState
 
-    def __init__(
-        self, ranks: Ranks, hidden: int, vocab: int, loss: SphericalLoss | None = None, **settings: Any
-    ) -> None:
-        """Take the arguments of `DenseSphericalOutput`, and draw the same weights from the same generator."""
-        check_enough_words(vocab, ranks.world)
-        self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
-        super().__init__(hidden, vocab, loss, **settings)
+    def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
+        super().__init__(ranks, hidden, vocab, *args, **settings)
         self.state = ShardedDenseState(self.state.W, vocab, ranks, self.state.p)
 
     def _begin(self, H: Tensor, ids: Tensor) -> PlainHere:

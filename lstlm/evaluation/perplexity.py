@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lstlm.data import Batch
-from lstlm.evaluation.ranks import ranks
 from lstlm.network import Network
 
 _RANK_BATCH = 1024  # reading the vocabulary costs a factored layer the same for one example as for many
@@ -19,9 +18,9 @@ _RANK_BATCH = 1024  # reading the vocabulary costs a factored layer the same for
 
 @dataclass(frozen=True)
 class PerplexityResult:
-    """Mean loss an example, exp(−mean log p) over `tokens` or None without probabilities; hits over `rank_examples`.
+    """Mean loss an example; exp(−mean log p) over `tokens`, or None without probabilities; the rest of `rank_examples`.
 
-    `mrr` is the mean of 1/rank, where a rank beyond 1000 counts as 0: it is too low by less than 0.001.
+    `top1` and `top10` are the shares of ranks within 1 and 10, `mrr` the mean of 1/rank. Ranks are exact (`rank_of`).
     """
 
     perplexity: float | None
@@ -31,6 +30,11 @@ class PerplexityResult:
     top10: float
     mrr: float
     rank_examples: int
+
+
+def affordable_ranks(network: Network, products: int, fewest: int) -> int:
+    """Return how many examples so many multiply-adds rank, a rank being a product with the whole vocabulary."""
+    return max(products // (network.head.vocab * network.head.hidden), fewest)
 
 
 class Reservoir:
@@ -72,7 +76,8 @@ def evaluate(
 
     Log-probabilities cost what the layer's `log_prob` costs, O(hidden²) a word for the spherical family, whatever the
     vocabulary. Top-1, top-10 and the mean reciprocal rank need a product with the whole vocabulary, O(D·hidden) an
-    example, so they are taken on a seeded random sample of `rank_examples` (0: none, all three are nan).
+    example, so they are taken on a seeded random sample of `rank_examples` (0: none, all three are nan; as many as
+    there are, or more: all of them).
     """
     was_training = network.training
     network.eval()
@@ -94,8 +99,8 @@ def evaluate(
         loss=sums.loss / sums.examples if sums.examples else math.nan,
         tokens=sums.tokens,
         top1=_mean(places == 1),
-        top10=_mean((places >= 1) & (places <= 10)),
-        mrr=_mean(torch.where(places > 0, 1.0 / places, 0.0)),
+        top10=_mean(places <= 10),
+        mrr=_mean(1.0 / places),
         rank_examples=len(sample),
     )
 
@@ -140,7 +145,7 @@ def _main_targets(batch: Batch) -> Any:
 
 def _sample_ranks(network: Network, contexts: Any, targets: Any, device: torch.device) -> Tensor:
     h = network.encode(torch.as_tensor(contexts, device=device))
-    return ranks(network.head, h, torch.as_tensor(targets, device=device)).cpu()
+    return network.head.rank_of(h, torch.as_tensor(targets, device=device)).cpu()
 
 
 def _mean(values: Tensor) -> float:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import running_topk
-from lstlm.outputs.softmax import check_k
+from lstlm.outputs.rows import Making, ScaledRows
+from lstlm.spherical.sweep import Block, Sweep
 
 _SMALLEST_VOCABULARY = 8
-_SWEPT = 1 << 22  # log-probabilities held at once when the whole vocabulary is swept
 
 
 class AdaptiveSoftmax(RecordedOutput):
@@ -24,17 +26,9 @@ class AdaptiveSoftmax(RecordedOutput):
     rank: Tensor
     word_of_rank: Tensor
 
-    def __init__(
-        self,
-        hidden: int,
-        counts: Tensor,
-        *,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, counts: Tensor, **making: Any) -> None:
+        """Make a layer for as many words as have a count; the keywords are those of `Making`."""
+        make = Making(**making)
         vocab = len(counts)
         super().__init__(hidden, vocab)
         if vocab < _SMALLEST_VOCABULARY:
@@ -48,14 +42,14 @@ class AdaptiveSoftmax(RecordedOutput):
             vocab,
             cutoffs,
             div_value=shrink,
-            head_bias=bias,
-            dtype=dtype or torch.get_default_dtype(),
-            device=device or "cpu",
+            head_bias=make.bias,
+            dtype=make.dtype or torch.get_default_dtype(),
+            device=make.device or "cpu",
         )
         with torch.no_grad():
             for name, p in self.module.named_parameters():
-                limit = (3.0 / p.shape[-1]) ** 0.5 if init_scale is None else init_scale * 3.0**0.5
-                p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=generator)
+                limit = (3.0 / p.shape[-1]) ** 0.5 if make.init_scale is None else make.init_scale * 3.0**0.5
+                p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=make.generator)
         order = counts.argsort(descending=True, stable=True).cpu()
         self.register_buffer("word_of_rank", order.to(self._anchor().device))
         self.register_buffer("rank", order.argsort().to(self._anchor().device))
@@ -83,16 +77,24 @@ class AdaptiveSoftmax(RecordedOutput):
         check_ids(ids, len(h), self.vocab)
         return self.log_prob_pairs(h, ids.reshape(len(h), -1)).view(ids.shape)
 
-    @torch.no_grad()
-    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities, ids), both (m,k), of the k best words, best first, a few examples at a time."""
-        self._check_hidden(h)
-        check_k(k, self.vocab)
-        found = [
-            running_topk([(self.module.log_prob(part), self.word_of_rank)], k)
-            for part in torch.split(h, max(1, _SWEPT // self.vocab))
-        ]
-        return torch.cat([scores for scores, _ in found]), torch.cat([ids for _, ids in found])
+    def _sweep(self, h: Tensor) -> Sweep:
+        """Log-probabilities: the short list, then the tails by blocks."""
+        short = self.module.shortlist_size
+        head = self.module.head(h).log_softmax(1)
+        tails = []  # the projected h, its matrix, and what makes log-probabilities of their products
+        for number, tail in enumerate(self.module.tail):
+            small, rows = tail[0](h), ScaledRows(tail[1].weight.detach(), bias=False)  # type: ignore[index]
+            tails.append((small, rows, head[:, short + number, None] - rows.log_normaliser(small)[:, None]))
+
+        def blocks() -> Iterator[Block]:
+            words, rest = self.word_of_rank[:short], self.word_of_rank[short:]
+            yield words, lambda: head[:, :short]
+            for small, rows, shift in tails:
+                for at, compute in rows.score_blocks(small):
+                    yield rest[at], lambda compute=compute, shift=shift: compute().add_(shift)  # type: ignore[misc]
+                rest = rest[len(rows.matrix) :]
+
+        return blocks
 
     @torch.no_grad()
     def weight(self) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lstlm.errors import ConfigError, DataError
+from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 
 
 class Step:
@@ -50,6 +51,25 @@ class RecordedOutput(nn.Module):
     @abstractmethod
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K)."""
+
+    @abstractmethod
+    def _sweep(self, h: Tensor) -> Sweep:
+        """Return a sweep over the vocabulary whose scores order the words of an example by probability."""
+
+    @torch.no_grad()
+    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first."""
+        self._check_hidden(h)
+        if not 1 <= k <= self.vocab:
+            raise ConfigError(f"topk: k is {k}, the vocabulary allows 1 to {self.vocab}")
+        return top_of(self._sweep(h), k)
+
+    @torch.no_grad()
+    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return the place of ids, (m,) or (m,K), by probability: 1 is the best, ties go to the lower id. Exact."""
+        self._check_hidden(h)
+        check_ids(ids, len(h), self.vocab)
+        return ranks_of(self._sweep(h), ids)
 
     def forward(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import ScaledRows, running_topk, uniform_rows
-from lstlm.outputs.softmax import SoftmaxProduct, check_k
+from lstlm.outputs.rows import Making
+from lstlm.outputs.softmax import SoftmaxProduct
+from lstlm.spherical.sweep import Block, Sweep
 
 
 def assign_classes(counts: Tensor, classes: int | None = None, clustering: str = "frequency") -> Tensor:
@@ -54,17 +57,8 @@ class HierarchicalSoftmax(RecordedOutput):
     slot: Tensor
     start: Tensor
 
-    def __init__(
-        self,
-        hidden: int,
-        class_of_word: Tensor,
-        *,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, class_of_word: Tensor, **making: Any) -> None:
+        """Make a layer for as many words as have a class; the keywords are those of `Making`."""
         vocab = len(class_of_word)
         super().__init__(hidden, vocab)
         sizes = torch.bincount(class_of_word.cpu())
@@ -72,14 +66,14 @@ class HierarchicalSoftmax(RecordedOutput):
             raise ConfigError(
                 f"hierarchical softmax: class {int(sizes.argmin())} has no word; number classes from 0 on"
             )
-        like = torch.empty(0, dtype=dtype, device=device)
+        make = Making(**making)
+        self.classes, self.words = make.rows(len(sizes), hidden), make.rows(vocab, hidden)
+        where = self.words.matrix.device
         order = class_of_word.cpu().argsort(stable=True)
-        self.register_buffer("order", order.to(like.device))  # slot → word
-        self.register_buffer("slot", order.argsort().to(like.device))  # word → slot
+        self.register_buffer("order", order.to(where))  # slot → word
+        self.register_buffer("slot", order.argsort().to(where))  # word → slot
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        self.register_buffer("start", starts.to(like.device))  # class c holds slots start[c]:start[c+1]
-        self.classes = ScaledRows(uniform_rows(len(sizes), hidden, init_scale, like, generator), bias)
-        self.words = ScaledRows(uniform_rows(vocab, hidden, init_scale, like, generator), bias)
+        self.register_buffer("start", starts.to(where))  # class c holds slots start[c]:start[c+1]
 
     def _dtype(self) -> torch.dtype:
         return self.words.matrix.dtype
@@ -103,19 +97,20 @@ class HierarchicalSoftmax(RecordedOutput):
         each = h.repeat_interleave(ids.numel() // len(h), 0)
         return -_TwoLevelStep(self, each, pairs, torch.ones_like(pairs, dtype=h.dtype)).losses.view(ids.shape)
 
-    @torch.no_grad()
-    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first; a class at a time."""
-        self._check_hidden(h)
-        check_k(k, self.vocab)
-        return running_topk(self._log_probability_blocks(h), k)
-
-    def _log_probability_blocks(self, h: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _sweep(self, h: Tensor) -> Sweep:
+        """Log-probabilities, a class at a time."""
         by_class = self.classes.scores(h, slice(None)).log_softmax(1)
         bounds = self.start.tolist()
-        for group, (first, last) in enumerate(pairwise(bounds)):
-            part = slice(first, last)
-            yield self.words.scores(h, part).log_softmax(1).add_(by_class[:, group, None]), self.order[part]
+
+        def scores(group: int, part: slice) -> Tensor:
+            return self.words.scores(h, part).log_softmax(1).add_(by_class[:, group, None])
+
+        def blocks() -> Iterator[Block]:
+            for group, (first, last) in enumerate(pairwise(bounds)):
+                part = slice(first, last)
+                yield self.order[part], partial(scores, group, part)
+
+        return blocks
 
     def weight(self) -> Tensor:
         """Return the within-class word vectors (D,hidden) in word order, a copy."""

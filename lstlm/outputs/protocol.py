@@ -55,6 +55,9 @@ class OutputLayer(Protocol):
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return (scores, ids), both (m,k), best first."""
 
+    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return 1 + how many words score above ids, (m,) or (m,K), int64; of equal scores, the lower id is above."""
+
     def weight(self) -> Tensor:
         """Return the word vectors of the output side (D,hidden), a copy."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-_BLOCK = 16384  # columns of scores held at once when the whole vocabulary is swept
+from lstlm.spherical.sweep import Block
+
+_BLOCK = 16384  # rows drawn at once
+_SWEPT = 2048  # columns of scores held at once when the whole vocabulary is swept: of 1000 examples, near the cache
 _SMALLEST_SCALE = 2.0**-10
 
 
@@ -70,17 +75,17 @@ class ScaledRows(nn.Module):
             return (h @ self.matrix[rows].T).mul_(scale)
         return torch.addmm(self.bias[rows], h, self.matrix[rows].T, beta=scale, alpha=scale)
 
-    def score_blocks(self, h: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (scores (m,n), ids (n,)) over the whole vocabulary, n ≤ 16384: O(D·m·hidden), memory free of D."""
-        for start in range(0, len(self.matrix), _BLOCK):
-            stop = min(start + _BLOCK, len(self.matrix))
-            yield self.scores(h, slice(start, stop)), torch.arange(start, stop, device=h.device)
+    def score_blocks(self, h: Tensor) -> Iterator[Block]:
+        """Sweep the whole vocabulary by at most 2048 rows: O(D·m·hidden), memory free of D."""
+        for start in range(0, len(self.matrix), _SWEPT):
+            rows = slice(start, min(start + _SWEPT, len(self.matrix)))
+            yield torch.arange(rows.start, rows.stop, device=h.device), partial(self.scores, h, rows)
 
     def log_normaliser(self, h: Tensor) -> Tensor:
         """Return log Σⱼ exp(h·Wⱼ + bⱼ) (m,), swept in blocks."""
         total = h.new_full((len(h),), -torch.inf)
-        for scores, _ in self.score_blocks(h):
-            total = torch.logaddexp(total, scores.logsumexp(1))
+        for _, compute in self.score_blocks(h):
+            total = torch.logaddexp(total, compute().logsumexp(1))
         return total
 
     def log_softmax(self, h: Tensor, ids: Tensor) -> Tensor:
@@ -91,20 +96,20 @@ class ScaledRows(nn.Module):
         return (scores - self.log_normaliser(h)[:, None]).view(ids.shape)
 
 
-def running_topk(blocks: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best (scores, ids), each (m,k), best first, over blocks of (scores (m,n), ids (n,))."""
-    best: tuple[Tensor, Tensor] | None = None
-    for scores, ids in blocks:
-        top, at = scores.topk(min(k, scores.shape[1]), dim=1)
-        found = ids[at]
-        if best is not None:
-            top, found = torch.cat([best[0], top], 1), torch.cat([best[1], found], 1)
-            top, at = top.topk(min(k, top.shape[1]), dim=1)
-            found = found.gather(1, at)
-        best = top, found
-    if best is None:
-        raise ValueError("running_topk needs at least one block")
-    return best
+@dataclass(frozen=True)
+class Making:
+    """How a layer makes its first weights: what every layer of this package takes besides its sizes, as keywords."""
+
+    bias: bool = True
+    init_scale: float | None = None  # standard deviation; by default what suits the layer
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+    generator: torch.Generator | None = None
+
+    def rows(self, count: int, hidden: int) -> ScaledRows:
+        """Draw a matrix (count,hidden), with a bias of zeros where one is wanted."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return ScaledRows(uniform_rows(count, hidden, self.init_scale, like, self.generator), self.bias)
 
 
 def uniform_rows(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import Step
+from lstlm.outputs.rows import Making
 from lstlm.outputs.softmax import LinearSoftmax, exponentiate_
 
 
@@ -27,22 +29,10 @@ class SampledSoftmax(LinearSoftmax):
     log_miss: Tensor
     draws: Tensor
 
-    def __init__(
-        self,
-        hidden: int,
-        counts: Tensor,
-        *,
-        candidates: int = 8192,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, counts: Tensor, *, candidates: int = 8192, **making: Any) -> None:
+        """Make a layer for as many words as have a count; the other keywords are those of `Making`."""
         vocab = len(counts)
-        super().__init__(
-            hidden, vocab, bias=bias, init_scale=init_scale, dtype=dtype, device=device, generator=generator
-        )
+        super().__init__(hidden, vocab, **making)
         if candidates < 1:
             raise ConfigError(f"output.candidates is {candidates}: at least 1 is needed")
         self.candidates = min(candidates, vocab)
@@ -53,6 +43,7 @@ class SampledSoftmax(LinearSoftmax):
         log_miss[order] = torch.log1p(-torch.log1p(1.0 / (rank + 1.0)) / math.log(vocab + 1.0))
         self.register_buffer("word_of_rank", order.to(where))
         self.register_buffer("log_miss", log_miss.to(where))  # log of the chance that one draw is another word
+        generator = Making(**making).generator
         seed = torch.randint(2**62, (1,), generator=generator, device=where if generator else None).cpu()
         # [seed, number of draws so far]: all that a resumed run needs to go on with the same candidates
         self.register_buffer("draws", torch.cat([seed, seed.new_zeros(1)]))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, Step, check_ids
-from lstlm.outputs.rows import ScaledRows, running_topk, uniform_rows
+from lstlm.outputs.rows import Making, ScaledRows
+from lstlm.spherical.sweep import Sweep
 
 _CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
 
@@ -62,20 +63,10 @@ def exponentiate_(scores: Tensor) -> tuple[Tensor, Tensor]:
 class LinearSoftmax(RecordedOutput):
     """p(j | h) = softmax(h Wᵀ + b)ⱼ: what the full and the sampled softmax share, which is all but training."""
 
-    def __init__(
-        self,
-        hidden: int,
-        vocab: int,
-        *,
-        bias: bool = True,
-        init_scale: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, hidden: int, vocab: int, **making: Any) -> None:
+        """Make a layer for `vocab` words; the keywords are those of `Making`."""
         super().__init__(hidden, vocab)
-        like = torch.empty(0, dtype=dtype, device=device)
-        self.rows = ScaledRows(uniform_rows(vocab, hidden, init_scale, like, generator), bias)
+        self.rows = Making(**making).rows(vocab, hidden)
 
     def _dtype(self) -> torch.dtype:
         return self.rows.matrix.dtype
@@ -90,18 +81,11 @@ class LinearSoftmax(RecordedOutput):
     @torch.no_grad()
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first."""
-        self._check_hidden(h)
-        check_k(k, self.vocab)
-        total = h.new_full((len(h),), -torch.inf)
+        scores, ids = super().topk(h, k)
+        return scores - self.rows.log_normaliser(h)[:, None], ids
 
-        def blocks() -> Iterator[tuple[Tensor, Tensor]]:
-            nonlocal total  # one sweep finds both the best words and the normaliser
-            for scores, ids in self.rows.score_blocks(h):
-                total = torch.logaddexp(total, scores.logsumexp(1))
-                yield scores, ids
-
-        scores, ids = running_topk(blocks(), k)
-        return scores - total[:, None], ids
+    def _sweep(self, h: Tensor) -> Sweep:
+        return partial(self.rows.score_blocks, h)  # the normaliser, the same for all words, does not change their order
 
     def weight(self) -> Tensor:
         """Return W (D,hidden), a copy."""
@@ -129,9 +113,3 @@ class _FullStep(Step):
 
     def apply(self, lr: float, keep: float) -> None:
         self.product.apply(lr, keep)
-
-
-def check_k(k: int, vocab: int) -> None:
-    """Raise unless 1 ≤ k ≤ vocab."""
-    if not 1 <= k <= vocab:
-        raise ConfigError(f"topk: k is {k}, the vocabulary allows 1 to {vocab}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ from torch.autograd.function import FunctionCtx
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, positive_definite
 from lstlm.spherical.dense import DenseState
-from lstlm.spherical.host import Numbers, from_host, to_host
+from lstlm.spherical.host import from_host, to_host
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
 from lstlm.spherical.pending import Pending, Step, gradient_of
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
 from lstlm.spherical.state import FactoredState
+from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 from lstlm.spherical.touched_rows import begin
 
-TOPK_ROWS = 16384  # rows of W that topk reads at a time
+TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
 
 
 class SphericalHead(nn.Module):
@@ -113,7 +115,8 @@ class SphericalHead(nn.Module):
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
         q, s, o = (to_host(x).astype(np.float64) for x in step.outputs())
-        partials = self._tilted(q, s, o, to_host(values), step.ids)
+        p = None if self.state.p is None else to_host(self.state.p[step.ids]).astype(np.float64)
+        partials = self.loss.tilted(q, s, o, to_host(values), self.state.p_norm2, p)
         if not math.isfinite((q + partials.value).sum()):
             if not np.isfinite(q).all():
                 raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
@@ -122,14 +125,6 @@ class SphericalHead(nn.Module):
                 "check target_values, and that init_scale is above 0"
             )
         return partials
-
-    def _tilted(self, q: Numbers, s: Numbers, o: Numbers, values: Numbers, ids: Tensor) -> Partials:
-        if self.state.p is None:
-            return self.loss.partials(q, s, o, values, self.state.p_norm2)
-        # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
-        p = to_host(self.state.p[ids]).astype(np.float64)
-        value, dq, ds, do = self.loss.partials(q, s, o / p, values, self.state.p_norm2)
-        return Partials(value - 2 * (values * np.log(p)).sum(1), dq, ds, do / p)
 
     def _with_bias(self, h: Tensor) -> Tensor:
         """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""
@@ -246,24 +241,37 @@ class SphericalHead(nn.Module):
         """
         if not 1 <= k <= self.vocab:
             raise ConfigError(f"k = {k}: must be between 1 and the vocabulary size {self.vocab}")
+        return self._best_of_all(*top_of(self._sweep(h), k), k)
+
+    @torch.no_grad()
+    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return the place of ids, (m,) or (m,K), by score: 1 is the best, ties to the lower id. Exact."""
+        self._check(h, ids, None, None)
+        return ranks_of(self._sweep(h), ids, self._total)
+
+    def _sweep(self, h: Tensor) -> Sweep:
+        """Return a sweep over the rows kept here, a block of TOPK_ROWS at a time."""
         first = torch.zeros(len(h), 1, dtype=torch.int64, device=h.device)
         self._check(h, first, None, None)
         H = self._with_bias(h)
-        q, s, _ = (x.to(torch.float64) for x in self._begin(H, first).outputs())
-        best, best_ids = h.new_empty(len(h), 0), first[:, :0]
-        stored = len(self.state.like)
-        for start in range(0, stored, TOPK_ROWS):
-            rows = slice(start, min(start + TOPK_ROWS, stored))
-            scores = self._score(q.to(h.dtype), s.to(h.dtype), H @ self.state.weight_rows(rows).T, rows)
-            values, ids = scores.topk(min(k, scores.shape[1]))
-            best, order = torch.cat([best, values], 1).topk(min(k, best.shape[1] + values.shape[1]))
-            best_ids = torch.cat([best_ids, ids + start], 1).gather(1, order)
-        return self._best_of_all(best, best_ids, k)
+        q, s, _ = (x.to(h.dtype) for x in self._begin(H, first).outputs())
+        (kept, every), stored = self._kept, len(self.state.like)
+
+        def scores(rows: slice) -> Tensor:
+            return self._score(q, s, H @ self.state.weight_rows(rows).T, rows)
+
+        parts = [slice(start, min(start + TOPK_ROWS, stored)) for start in range(0, stored, TOPK_ROWS)]
+        everything = torch.arange(stored, device=h.device) * every + kept
+        return lambda: ((everything[rows], partial(scores, rows)) for rows in parts)
 
     # ---- hooks for a layer whose rows and examples are spread over processes; here everything is at home -----------
-    def _best_of_all(self, scores: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the best k of everyone's best (m,k) and their ids, given those of the rows kept here."""
-        return scores, rows
+        return scores, ids
+
+    def _total(self, x: Tensor) -> Tensor:
+        """Return the sum of everyone's x."""
+        return x
 
     def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the global minibatch H (m,d), ids and values (m,K), given the examples that are here."""

@@ -41,6 +41,14 @@ class SphericalLoss(ABC):
     def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
         """Return ℓ and ∂ℓ/∂q, ∂ℓ/∂s, ∂ℓ/∂o for a minibatch; q, s (m,), o, t (m,K)."""
 
+    def tilted(self, q: Array, s: Array, o: Array, t: Array, D: float, p: Array | None) -> Partials:
+        """Return the same for a softmax that is tilted by a prior π: p (m,K) is √π at the targets, D = Σπ."""
+        if p is None:
+            return self.partials(q, s, o, t, D)
+        # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
+        value, dq, ds, do = self.partials(q, s, o / p, t, D)
+        return Partials(value - 2 * _total(t * _of(p).log(p)), dq, ds, do / p)
+
     def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
         """Return log p(c) for each target output o (m,K); only where `normalised`."""
         raise ConfigError(f"{self!r} defines no probability; use the spherical or Taylor softmax for log_prob")

@@ -206,6 +206,7 @@ class Stack(nn.Module):
         self.U.copy_(U)
         self.U_inv_T.copy_(U_inv_T)
         self.deviation.copy_(torch.stack([U_inv_T.diagonal(), U.diagonal()]) - 1)
+        torch.add(self.deviation, 1, out=self._diagonals())  # the same to the last bit as after loading
         self.counters.version += 1
 
     # ---- module plumbing -----------------------------------------------------------------------------------------

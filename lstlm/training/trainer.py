@@ -132,11 +132,13 @@ class Trainer:
         self.load(checkpoint)
         self.progress.rollbacks = failed.rollbacks + 1
         self.progress.lr_factor = failed.lr_factor / 2
+        self.progress.elapsed = failed.elapsed
         self._started = perf_counter() - failed.elapsed
         self.log.rewind(checkpoint.step)
         where = f"back to step {checkpoint.step} with the rates at ×{self.progress.lr_factor:g}"
         text = f"step {failed.step}: {error}; {where} ({self.progress.rollbacks} of {limit})"
         self.log.event(checkpoint.step, "rollback", text)
+        self._save()  # over the checkpoint just read: whoever is killed now must not resume with the old rates
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Return to a checkpoint: tensors, position in the data and counters."""

@@ -78,9 +78,9 @@ class Validator:
         return figures if result.perplexity is None else {**figures, "eval/perplexity": result.perplexity}
 
     def _rank_examples(self, network: Network) -> int:
-        """Return on how many examples to take hits: a rank costs a product with the whole vocabulary, D·d."""
-        affordable = _RANK_PRODUCTS // (len(self._corpus.vocabulary) * network.head.hidden)
-        return min(max(affordable, _FEWEST_RANKS), self._config.train.eval_examples)
+        """Return on how many examples to take hits."""
+        affordable = perplexity.affordable_ranks(network, _RANK_PRODUCTS, _FEWEST_RANKS)
+        return min(affordable, self._config.train.eval_examples)
 
     def _batches(self, stop: Callable[[], bool]) -> Iterator[Batch]:
         data, train = self._config.data, self._config.train

@@ -120,25 +120,23 @@ def unit_rows(rows: Matrix) -> Matrix:
 def _cosines(part: Matrix, units: Matrix, start: int) -> Matrix:
     """Cosines (q,rows) of unit queries with rows start … of the matrix."""
     found = np.empty((len(units), len(part)), dtype=np.float32)
-    step = max(1, _CACHED_BYTES // (4 * part.shape[1]))
+    squares = np.empty(len(part), dtype=np.float32)
     # BLAS only for many queries, and then at once: waking its threads for every small block costs more than it gives
     many = len(units) > _FEW_QUERIES
     if many:
         np.matmul(units, part.T, out=found, dtype=np.float32, casting="same_kind")
+    step = max(1, _CACHED_BYTES // (4 * part.shape[1]))
     for at in range(0, len(part), step):
         rows = np.ascontiguousarray(part[at : at + step], dtype=np.float32)
-        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-        if not np.isfinite(lengths).all():
-            bad = start + at + int(np.argmin(np.isfinite(lengths))) + 1
-            raise DataError(
-                f"row {bad} of the vectors holds a value that is not finite, or too large to square in float32"
-            )
-        lengths[lengths == 0] = 1.0  # a vector of zeros has cosine 0 with everything
-        block = found[:, at : at + step]
-        if not many:
-            for query, products in zip(units, block, strict=True):
-                np.einsum("ij,j->i", rows, query, out=products)
-        block /= lengths
+        np.vecdot(rows, rows, out=squares[at : at + step])
+        for query, products in zip(units, found, strict=True) if not many else ():
+            np.vecdot(rows, query, out=products[at : at + step])
+    finite = np.isfinite(squares)
+    if not finite.all():
+        bad = start + int(np.argmin(finite)) + 1
+        raise DataError(f"row {bad} of the vectors holds a value that is not finite, or too large to square in float32")
+    squares[squares == 0] = 1.0  # a vector of zeros has cosine 0 with everything
+    found /= np.sqrt(squares)
     return found
 
 

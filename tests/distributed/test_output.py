@@ -62,7 +62,7 @@ def reading(head: Any) -> dict[str, Tensor]:
     h, ids, _ = batches(12, 1, 1)[0]
     scores, names = head.topk(h, 20)
     with torch.no_grad():
-        told = {"scores": scores, "names": names, "loss": head(h, ids)}
+        told = {"scores": scores, "names": names, "ranks": head.rank_of(h, ids), "loss": head(h, ids)}
     return {**told, "log_prob": head.log_prob(h, ids)} if head.normalised else told
 
 

@@ -9,8 +9,7 @@ import torch
 
 from lstlm.config import Config, parse_config
 from lstlm.data import Batch
-from lstlm.evaluation.perplexity import Reservoir, evaluate
-from lstlm.evaluation.ranks import ranks
+from lstlm.evaluation.perplexity import Reservoir, affordable_ranks, evaluate
 from lstlm.network import Network
 
 VOCAB = 60
@@ -89,19 +88,16 @@ def test_bags_weigh_their_words_and_free_places_count_nothing(kind: str, loss: s
         assert result.loss == pytest.approx(float(losses.mean()), rel=1e-7)
         assert result.tokens == 40
         # hits are those of the word of greatest weight
-        assert result.top10 == float((ranks(network.head, h, torch.as_tensor(ids[:, 2])) <= 10).double().mean())
+        assert result.top10 == float((network.head.rank_of(h, torch.as_tensor(ids[:, 2])) <= 10).double().mean())
         if network.head.normalised:
             logs = network.head.log_prob(h, torch.as_tensor(ids)).numpy()
             assert result.perplexity == pytest.approx(math.exp(-(values * logs).sum() / 20), rel=1e-7)
 
 
-def test_ranks_beyond_the_depth_are_zero() -> None:
-    network = make_network("softmax", "z").eval()
-    with torch.no_grad():
-        h = network.encode(torch.zeros((VOCAB, 4), dtype=torch.int64))
-        _, order = network.head.topk(h[:1], VOCAB)
-        found = ranks(network.head, h, order[0], depth=7)
-    assert found.tolist() == [*range(1, 8), *[0] * (VOCAB - 7)]
+def test_a_rank_costs_a_product_with_the_vocabulary() -> None:
+    network = make_network("softmax", "z")
+    assert affordable_ranks(network, 1000 * VOCAB * 6, fewest=10) == 1000
+    assert affordable_ranks(network, 1, fewest=10) == 10
 
 
 def test_no_ranks_asked_and_no_batches_given() -> None:

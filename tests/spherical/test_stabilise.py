@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lstlm.errors import ConfigError, NumericsError
-from lstlm.spherical import SphericalOutput
+from lstlm.spherical import SphericalOutput, SquaredError
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.stabilise import METHODS, make_stabiliser
 from lstlm.spherical.state import FactoredState
@@ -143,3 +143,19 @@ def test_a_learning_rate_above_the_limit_with_a_preconditioner() -> None:
         with pytest.raises(NumericsError, match="largest stable"):
             layer.head.update(1.01 * limit, preconditioner=P)
         layer.head.update(0.999 * limit, preconditioner=P)
+
+
+@pytest.mark.parametrize("m", [4, 15])
+def test_a_step_that_leaves_too_few_digits_of_a_direction_is_refused(m: int) -> None:
+    """At 99.99 % of the limit float32 has no digits left of U⁻¹ along the shortest direction; float64 has."""
+    batch = make_batch(1, D, d, m)
+    largest = 2 * float(torch.linalg.matrix_norm(batch.H, ord=2)) ** 2 / m
+    for dtype, refused in ((torch.float32, True), (torch.float64, False)):
+        head = SphericalOutput(d - 1, D, SquaredError(), dtype=dtype)
+        head(batch.H[:, :-1].to(dtype), batch.ids).mean().backward()
+        if refused:
+            with pytest.raises(NumericsError, match="largest stable"):
+                head.update(0.9999 / largest)
+            head.update(0.998 / largest)
+        else:
+            head.update(0.9999 / largest)

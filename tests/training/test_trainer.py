@@ -138,6 +138,34 @@ def test_a_bad_step_rolls_back_with_a_lower_rate(lstlm: Cli, tmp_path: Path, mon
     assert figures(tmp_path / "run", "optim/lr_scale")[20] == 0.25
 
 
+class Killed(BaseException):
+    """Ends a run like `kill -9` does, as far as checkpoints go: nothing is saved on the way out."""
+
+
+def test_a_lower_rate_survives_a_kill_right_after_the_roll_back(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as whole:
+        poison(whole, {17}, only_above=0.3)
+        lstlm.ok(tmp_path / "whole")
+    with monkeypatch.context() as killed:
+        calls = poison(killed, {17}, only_above=0.3)
+        step = Learner.step
+
+        def short(self: Learner, lr_scale: float, *, measured: bool = True) -> object:
+            if calls.count(17) == 2:  # both roll-backs have been made; the next checkpoint is ten steps away
+                raise Killed
+            return step(self, lr_scale, measured=measured)
+
+        killed.setattr(Learner, "step", short)
+        with pytest.raises(Killed):
+            lstlm(tmp_path / "run")
+    summary = json.loads(lstlm.ok(tmp_path / "run", "--resume", "auto", "--json").out)
+    assert summary["rollbacks"] == 2
+    assert figures(tmp_path / "run", "optim/lr_scale") == {10: 1.0, 20: 0.25, 30: 0.25, 40: 0.25}
+    assert fingerprint(tmp_path / "run", 40) == fingerprint(tmp_path / "whole", 40)
+
+
 def test_it_gives_up_after_the_last_roll_back(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, {17})
     outcome = lstlm(tmp_path / "run", train__max_rollbacks=2)
