@@ -101,21 +101,25 @@ class Runner:
 
     def __init__(self, layer: Any, lr: float) -> None:
         self.layer, self.lr = layer, lr
-        self.last_loss = 0.0
+        self.losses = torch.zeros(1)  # of the last step: one number, or one an example
 
     def step(self, h: Tensor, ids: Tensor) -> Tensor:
         """Take one step; return ∂(mean loss)/∂h."""
         if isinstance(self.layer, SphericalHead):
-            losses, gradient = self.layer.learn(h, ids, self.lr)
-            self.last_loss = float(losses.mean())
+            self.losses, gradient = self.layer.learn(h, ids, self.lr)
             return gradient
         h = h.requires_grad_()
         loss = self.layer(h, ids).mean()
         loss.backward()
         self.layer.update(self.lr)
-        self.last_loss = float(loss.detach())
+        self.losses = loss.detach()
         assert h.grad is not None
         return h.grad
+
+    @property
+    def last_loss(self) -> float:
+        """The mean loss of the last step."""
+        return float(self.losses.mean())
 
     @property
     def stabilise_ms(self) -> float:
@@ -135,7 +139,7 @@ class OnePassRunner(Runner):
         H = torch.cat([h.detach(), h.new_ones(len(h), 1)], 1)
         values = h.new_ones(len(h), 1)
         losses, grad_H = squared_error_step(self.layer.state.W, H, ids[:, None], values, self.lr / len(h))
-        self.last_loss = float(losses.mean())
+        self.losses = losses
         return grad_H[:, :-1] / len(h)
 
 
@@ -144,7 +148,7 @@ class LogProbRunner(Runner):
 
     def step(self, h: Tensor, ids: Tensor) -> Tensor:
         log_prob: Tensor = self.layer.log_prob(h, ids)
-        self.last_loss = -float(log_prob.mean())
+        self.losses = -log_prob
         return log_prob
 
 

@@ -78,16 +78,15 @@ class SphericalHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Go through forward, backward and update at once; return the losses (m,) and the gradient to h (m,hidden).
 
-        Minimises Σ weight·loss, weight (m,), the mean where None. The same as the three calls, less what autograd costs
-        for so few nodes, about a tenth of a step; `h.backward(gradient)` goes on to the layers below.
+        Minimises Σ weight·loss, weight (m,), the mean where None: the three calls less the cost of autograd, about a
+        tenth of a step. `h.backward(gradient)` goes on to the layers below.
         """
         ids, values = self._check(h, target_ids, target_values, weight)
         self._pending.clear()
         pending = self._forward(h, ids, values)
-        if weight is None:
-            weight = torch.full((len(h),), 1 / len(pending.step.H), dtype=torch.float64)
-        gradient = self._backward(pending, weight)
-        self.update(lr, weight_decay)
+        mean = np.full(len(h), 1 / len(pending.step.H))
+        gradient = self._backward(pending, torch.from_numpy(mean) if weight is None else weight)
+        self._update(lr, weight_decay)
         return pending.losses, gradient
 
     def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> Pending:
@@ -162,6 +161,9 @@ class SphericalHead(nn.Module):
         d = hidden (+1 with bias). A learning rate that is too large for the minibatch raises NumericsError, which names
         the largest stable one, and changes nothing.
         """
+        self._update(lr, weight_decay, preconditioner)
+
+    def _update(self, lr: float, weight_decay: float, preconditioner: Tensor | None = None) -> None:
         if not (math.isfinite(lr) and lr > 0):
             raise ConfigError(f"lr = {lr}: must be finite and above 0")
         rho = 1 - lr * weight_decay

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lstlm.errors import NumericsError
 from lstlm.spherical import CustomLoss, DenseSphericalOutput, SphericalOutput, make_loss
 from tests.spherical.oracle import (
     EPSILON,
@@ -203,3 +204,36 @@ def test_losses_agree_with_their_probabilities() -> None:
         losses, _ = layer.backward(batch)
         torch.testing.assert_close(losses, -layer.head.log_prob(batch.H[:, :-1], batch.ids[:, 0]), **EXACT)
         assert loss_of(name).normalised and layer.head.normalised
+
+
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_learn_is_forward_backward_and_update(loss: str, m: int, K: int, kind: type) -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, loss, kind), Dense(W, loss)
+    for step in range(5):
+        batch = make_batch(step, D, d, m, K)
+        batch.weight = WEIGHTS[:m] / m if step % 2 else batch.weight
+        weight = batch.weight if step % 2 else None  # None: the mean
+        got = layer.head.learn(batch.H[:, :-1], batch.ids, RATE[loss] / 4, batch.values, weight, weight_decay=0.1)
+        assert_same_step(got, dense.step(batch, RATE[loss] / 4, 0.1))
+    assert_same_weights(layer, dense.W)
+
+
+def test_learn_forgets_a_backward_pass_that_was_not_followed_by_an_update() -> None:
+    W = random_weight(D, d)
+    layer, dense = Layer(W, "z"), Dense(W, "z")
+    layer.backward(make_batch(7, D, d, 4))
+    batch = make_batch(1, D, d, 4)
+    assert_same_step(layer.head.learn(batch.H[:, :-1], batch.ids, 0.5), dense.step(batch, 0.5))
+    assert_same_weights(layer, dense.W)
+
+
+def test_there_is_no_second_derivative() -> None:
+    layer = Layer(random_weight(D, d), "z")
+    h = torch.randn(3, d - 1, dtype=torch.float64, requires_grad=True)
+    losses = layer.head(h, torch.tensor([1, 2, 3]))
+    with pytest.raises(NumericsError, match="second derivative"):
+        torch.autograd.grad(losses.sum(), h, create_graph=True)
