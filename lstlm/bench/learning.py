@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lstlm.bench import reach
 from lstlm.bench.records import Column, Record, table
 from lstlm.config import Config, load_config
 from lstlm.data import Corpus, Vocabulary
@@ -204,7 +205,7 @@ def summarise(records: Sequence[Record]) -> list[Record]:
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """Return the final scores as a table, mean ± standard deviation over the seeds."""
+    """Return the final scores as a table, mean ± standard deviation over the seeds; and who reached whose, and when."""
 
     def shown(name: str) -> Callable[[Record], str | None]:
         def text(row: Record) -> str | None:
@@ -220,4 +221,5 @@ def markdown(records: Sequence[Record]) -> str:
     titles |= {"wordsim_output": "WordSim (output)", "top10": "top-10", "perplexity": "perplexity"}
     columns: list[Column] = [("model", lambda r: r["label"]), ("seeds", lambda r: r["seeds"])]
     columns += [(title, shown(name)) for name, title in titles.items()]
-    return table(summarise(records), columns)
+    reached = reach.markdown(records)
+    return table(summarise(records), columns) + (f"\n\n{reached}" if reached else "")
