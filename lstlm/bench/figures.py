@@ -243,6 +243,7 @@ def _learning(figure: Any, records: list[Record]) -> None:
     figure.set_size_inches(4.6 * min(2, len(panels)), 3.4 * -(-len(panels) // 2))
     grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
     labels = list(dict.fromkeys(r["label"] for r in records))
+    unit = "training time (CPU s)" if any(r.get("clock") == "cpu" for r in records) else "training time (s)"
     colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
     for axes, (key, title) in zip(grid.flat, panels, strict=False):
         ends = {}
@@ -254,7 +255,7 @@ def _learning(figure: Any, records: list[Record]) -> None:
                 xs, ys = mean_curve(curves)
                 axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
                 ends[label] = (xs[-1], ys[-1])
-        axes.set(xlabel="training time (s)", title=title)
+        axes.set(xlabel=unit, title=title)
         if key == "perplexity":
             axes.set_yscale("log")
             for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
