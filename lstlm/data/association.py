@@ -23,7 +23,7 @@ from lstlm.data.corpus import Corpus
 from lstlm.errors import ConfigError, DataError
 
 WEIGHTINGS = ("ppmi", "sqrt", "log")
-VERSION = 1
+VERSION = 2
 _BLOCK = 1 << 22  # entries weighted at a time
 _FACTS = "facts.json"
 

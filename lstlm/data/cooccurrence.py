@@ -4,6 +4,7 @@ Row w of the counts (D, 2D) holds in columns 0 … D−1 the words to the left o
 right, each pair counted with a weight that may fall with the distance. Pairs of a chunk of the corpus are sorted and
 added up, then spilled to files by ranges of rows; each range is small enough to be merged in memory. Nothing is ever of
 size D·D, and `<unk>`, `<s>` and `</s>` have neither rows nor columns; pairs do not reach over the end of a sentence.
+Words outside the vocabulary are taken out first, as word2vec does: those on either side of one are neighbours.
 """
 
 from __future__ import annotations
@@ -111,13 +112,22 @@ def pairs_of(ids: NDArray[np.uint32], start: int, stop: int, window: int) -> Ite
     """Yield for each distance k (from 0) the words (a, b): a at a position in [start, stop), b k+1 places after it."""
     centre = ids[start:stop]
     inside = centre != EOS_ID
-    known = inside & (centre != UNK_ID)
     for k in range(window):
         after = ids[start + k + 1 : stop + k + 1]
-        size = len(after)
-        inside = inside[:size] & (after != EOS_ID)
-        chosen = inside & known[:size] & (after != UNK_ID)
-        yield k, centre[:size][chosen].astype(np.int64), after[chosen].astype(np.int64)
+        inside = inside[: len(after)] & (after != EOS_ID)
+        yield k, centre[: len(after)][inside].astype(np.int64), after[inside].astype(np.int64)
+
+
+def known_chunks(ids: NDArray[np.uint32], window: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
+    """Yield (words without <unk>, how many of them are new): the `window` words after those come along, and again."""
+    waiting = ids[:0]
+    for start in range(0, len(ids), CHUNK):
+        chunk = ids[start : start + CHUNK]
+        waiting = np.concatenate((waiting, chunk[chunk != UNK_ID]))
+        new = len(waiting) - (0 if start + CHUNK >= len(ids) else window)
+        if new > 0:
+            yield waiting, new
+            waiting = waiting[new:]
 
 
 def count_chunk(
@@ -201,11 +211,13 @@ def count(
     weights = distance_weights(window, distance)
     words = len(word_counts)
     spill = Spill(folder, word_counts, window)
-    for start in range(0, len(ids), CHUNK):
-        a, b, weight = count_chunk(ids, start, min(start + CHUNK, len(ids)), words, weights)
+    done, known = 0, int(word_counts.sum() - word_counts[UNK_ID])
+    for chunk, new in known_chunks(ids, window):
+        a, b, weight = count_chunk(chunk, 0, new, words, weights)
         spill.add(a, words + b, weight)
         spill.add(b, a, weight)
-        progress("counting", min(1.0, (start + CHUNK) / len(ids)))
+        done += new
+        progress("counting", min(1.0, done / max(known, 1)))
     writer = RowWriter(folder, "counts")
     ranges = len(spill.edges) - 1
     for number in range(ranges):
