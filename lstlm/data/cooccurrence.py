@@ -4,7 +4,8 @@ Row w of the counts (D, 2D) holds in columns 0 … D−1 the words to the left o
 right, each pair counted with a weight that may fall with the distance. Pairs of a chunk of the corpus are sorted and
 added up, then spilled to files by ranges of rows; each range is small enough to be merged in memory. Nothing is ever of
 size D·D, and `<unk>`, `<s>` and `</s>` have neither rows nor columns; pairs do not reach over the end of a sentence.
-Words outside the vocabulary are taken out first, as word2vec does: those on either side of one are neighbours.
+Words outside the vocabulary, and those a subsampler drops, are taken out first, as word2vec does: what then stands
+side by side are neighbours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.vocabulary import EOS_ID, UNK_ID
+from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError
 
 DISTANCES = ("flat", "linear", "harmonic")
@@ -118,15 +120,22 @@ def pairs_of(ids: NDArray[np.uint32], start: int, stop: int, window: int) -> Ite
         yield k, centre[: len(after)][inside].astype(np.int64), after[inside].astype(np.int64)
 
 
-def known_chunks(ids: NDArray[np.uint32], window: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
-    """Yield (words without <unk>, how many of them are new): the `window` words after those come along, and again."""
+def thinned_chunks(
+    ids: NDArray[np.uint32], window: int, subsampler: Subsampler | None
+) -> Iterator[tuple[NDArray[np.uint32], int, float]]:
+    """Yield (words that stay, how many of them are new, share read): `window` words after the new ones come along."""
     waiting = ids[:0]
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
-        waiting = np.concatenate((waiting, chunk[chunk != UNK_ID]))
-        new = len(waiting) - (0 if start + CHUNK >= len(ids) else window)
+        stays = chunk != UNK_ID
+        if subsampler is not None:
+            # a sentence ends where it ends, however frequent ends are
+            stays &= subsampler.keeps(np.arange(start, start + len(chunk)), chunk) | (chunk == EOS_ID)
+        waiting = np.concatenate((waiting, chunk[stays]))
+        read = min(1.0, (start + CHUNK) / len(ids))
+        new = len(waiting) - (window if read < 1 else 0)
         if new > 0:
-            yield waiting, new
+            yield waiting, new, read
             waiting = waiting[new:]
 
 
@@ -205,19 +214,18 @@ def count(
     window: int,
     distance: str,
     min_pair: float,
+    subsampler: Subsampler | None = None,
     progress: Progress = lambda phase, share: None,
 ) -> None:
     """Write the counts (D, 2D) of a split to `folder`/counts.*; pairs with less weight than `min_pair` are left out."""
     weights = distance_weights(window, distance)
     words = len(word_counts)
     spill = Spill(folder, word_counts, window)
-    done, known = 0, int(word_counts.sum() - word_counts[UNK_ID])
-    for chunk, new in known_chunks(ids, window):
+    for chunk, new, read in thinned_chunks(ids, window, subsampler):
         a, b, weight = count_chunk(chunk, 0, new, words, weights)
         spill.add(a, words + b, weight)
         spill.add(b, a, weight)
-        done += new
-        progress("counting", min(1.0, done / max(known, 1)))
+        progress("counting", read)
     writer = RowWriter(folder, "counts")
     ranges = len(spill.edges) - 1
     for number in range(ranges):
