@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm.bench.labels import place
+from lstlm.bench.reach import mean_curve, seed_curves
 from lstlm.bench.records import Document, Record
 from lstlm.errors import ConfigError
 
@@ -242,20 +243,19 @@ def _learning(figure: Any, records: list[Record]) -> None:
     figure.set_size_inches(4.6 * min(2, len(panels)), 3.4 * -(-len(panels) // 2))
     grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
     labels = list(dict.fromkeys(r["label"] for r in records))
+    unit = "training time (CPU s)" if any(r.get("clock") == "cpu" for r in records) else "training time (s)"
     colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
     for axes, (key, title) in zip(grid.flat, panels, strict=False):
         ends = {}
         for label in labels:
-            runs = _runs(records, label, key)
-            for xs, ys in runs:
+            curves = seed_curves(records, label, key)
+            for xs, ys in curves:
                 axes.plot(xs, ys, color=colours[label], linewidth=0.7, alpha=0.45)
-            if runs:
-                shortest = min(len(xs) for xs, _ in runs)
-                xs = [statistics.fmean(run[0][i] for run in runs) for i in range(shortest)]
-                ys = [statistics.fmean(run[1][i] for run in runs) for i in range(shortest)]
+            if curves:
+                xs, ys = mean_curve(curves)
                 axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
                 ends[label] = (xs[-1], ys[-1])
-        axes.set(xlabel="training time (s)", title=title)
+        axes.set(xlabel=unit, title=title)
         if key == "perplexity":
             axes.set_yscale("log")
             for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -263,16 +263,6 @@ def _learning(figure: Any, records: list[Record]) -> None:
         place(axes, ends, colours)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
-
-
-def _runs(records: Sequence[Record], label: str, key: str) -> list[tuple[list[float], list[float]]]:
-    """Return (times, scores) of each seed's run."""
-    found = [r for r in records if r["label"] == label and r.get(key) is not None]
-    runs = []
-    for seed in dict.fromkeys(r["seed"] for r in found):
-        run = sorted((r["train_s"], r[key]) for r in found if r["seed"] == seed)
-        runs.append(([x for x, _ in run], [y for _, y in run]))
-    return runs
 
 
 def _data(figure: Any, records: list[Record]) -> None:

@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 import torch
 
+from lstlm.bench import reach
 from lstlm.bench.records import Column, Record, table
 from lstlm.config import Config, load_config
 from lstlm.data import Corpus, Vocabulary
@@ -46,6 +47,12 @@ class Plan:
     dimension: int = 300
     simlex: Path | None = None
     wordsim: Path | None = None
+    cpu_time: bool = False
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """The clock: on the wall, or that of the process, which stands still while others have the processor."""
+        return process_time if self.cpu_time else perf_counter
 
 
 class WordScores:
@@ -105,18 +112,26 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
             done += 1
             say(f"[{done}/{runs}] {label}, seed {seed}: {_last(records)}")
         for peer in plan.peers:
-            from lstlm.bench.peers import train_peer
+            from lstlm.bench.peers import Peer, train_peer
 
-            found = train_peer(peer, corpus, scores.of_words, plan.epochs, plan.dimension, seed)
-            records += [{**_common(peer, corpus, seed), **point} for point in found]
+            settings = Peer(peer, plan.epochs, plan.dimension, seed, plan.now)
+            found = train_peer(settings, corpus, scores.of_words)
+            records += [{**_common(plan, peer, corpus, seed), **point} for point in found]
             done += 1
             say(f"[{done}/{runs}] {peer}, seed {seed}: {_last(records)}")
     return [dict(finite_or_none(record)) for record in records]
 
 
 def _configuration(plan: Plan, path: Path) -> Config:
-    budget = (f"data.dir={plan.data}", "train.max_steps=null", "train.max_epochs=null")
-    return load_config(path, [*plan.overrides, *budget, f"train.max_minutes={plan.seconds / 60}"])
+    """Return a configuration that ends with the budget; one that is solved in sweeps keeps their number, too."""
+    config = load_config(path, [*plan.overrides, f"data.dir={plan.data}"])
+    sweeps = config.train.max_epochs if _in_sweeps(config) else None
+    budget: dict[str, Any] = {"max_steps": None, "max_epochs": sweeps, "max_minutes": plan.seconds / 60}
+    return replace(config, train=replace(config.train, **budget))
+
+
+def _in_sweeps(config: Config) -> bool:
+    return config.data.context_kind == "cooccurrence"
 
 
 def _need_gensim() -> None:
@@ -128,37 +143,39 @@ def _need_gensim() -> None:
         ) from None
 
 
-def _common(label: str, corpus: Corpus, seed: int) -> Record:
+def _common(plan: Plan, label: str, corpus: Corpus, seed: int) -> Record:
     sizes = {"D": len(corpus.vocabulary), "words": corpus.train.words, "threads": torch.get_num_threads()}
-    return {"label": label, "seed": seed, **sizes}
+    return {"label": label, "seed": seed, **sizes, "clock": "cpu" if plan.cpu_time else "wall"}
 
 
 def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordScores, seed: int) -> list[Record]:
     """Train one configuration and return a record for each evaluation."""
     device = torch.device("cpu")
-    step_ms, evaluation_s = _costs(config, corpus, scores, device)
-    log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
-    # The trainer's budget counts evaluations too; what is promised here is seconds of training.
-    minutes = (plan.seconds + evaluation_s * (plan.points + 1)) / 60
+    pace: dict[str, Any] = {"log_every": 1, "eval_every": 1}  # every sweep: they are few, and long
+    if not _in_sweeps(config):
+        step_ms, evaluation_s = _costs(plan, config, corpus, scores)
+        log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
+        # The trainer's budget counts evaluations too; what is promised here is seconds of training.
+        minutes = (plan.seconds + evaluation_s * (plan.points + 1)) / 60
+        pace = {"log_every": log_every, "eval_every": 4 * log_every, "max_minutes": minutes}
     # No checkpoint but the best and the last: writing them is not what is measured.
-    pace: dict[str, Any] = {"log_every": log_every, "eval_every": 4 * log_every, "checkpoint_every": 10**9}
-    pace |= {"keep_checkpoints": 1, "simlex": False, "max_minutes": minutes}
+    pace |= {"checkpoint_every": 10**9, "keep_checkpoints": 1, "simlex": False}
     paced = replace(config, train=replace(config.train, seed=seed, **pace))
     with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
         run_folder = Path(folder) / "run"
-        train(paced, run_folder, device=device, quiet=True, scorer=scores)
+        train(paced, run_folder, device=device, quiet=True, scorer=scores, now=plan.now)
         points = curve((run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     kind = {"method": config.output.kind, "loss": config.output.loss}
-    return [{**_common(label, corpus, seed), **kind, **point} for point in points]
+    return [{**_common(plan, label, corpus, seed), **kind, **point} for point in points]
 
 
-def _costs(config: Config, corpus: Corpus, scores: WordScores, device: torch.device) -> tuple[float, float]:
+def _costs(plan: Plan, config: Config, corpus: Corpus, scores: WordScores) -> tuple[float, float]:
     """Return what a step takes in milliseconds, and an evaluation in seconds."""
-    step_ms = dry_run(config, corpus, device).step_ms
+    step_ms = dry_run(config, corpus, torch.device("cpu"), plan.now).step_ms
     network = Network(config, corpus.vocabulary.counts, generator=torch.Generator().manual_seed(1))
-    began = perf_counter()
+    began = plan.now()
     Validator(config, corpus, scores)(network)
-    return step_ms, perf_counter() - began
+    return step_ms, plan.now() - began
 
 
 def curve(lines: Iterable[str]) -> list[Record]:
@@ -204,7 +221,7 @@ def summarise(records: Sequence[Record]) -> list[Record]:
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """Return the final scores as a table, mean ± standard deviation over the seeds."""
+    """Return the final scores as a table, mean ± standard deviation over the seeds; and who reached whose, and when."""
 
     def shown(name: str) -> Callable[[Record], str | None]:
         def text(row: Record) -> str | None:
@@ -220,4 +237,5 @@ def markdown(records: Sequence[Record]) -> str:
     titles |= {"wordsim_output": "WordSim (output)", "top10": "top-10", "perplexity": "perplexity"}
     columns: list[Column] = [("model", lambda r: r["label"]), ("seeds", lambda r: r["seeds"])]
     columns += [(title, shown(name)) for name, title in titles.items()]
-    return table(summarise(records), columns)
+    reached = reach.markdown(records)
+    return table(summarise(records), columns) + (f"\n\n{reached}" if reached else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,8 +30,19 @@ def write_text(corpus: Corpus, path: Path) -> None:
             file.write("".join(names[corpus.train.ids[start : start + _CHUNK].astype(np.int64)]))
 
 
-def train_peer(name: str, corpus: Corpus, score: Score, epochs: int, dimension: int, seed: int) -> list[Record]:
-    """Train gensim-sg or gensim-cbow with gensim's defaults but for size and epochs; one record an epoch.
+@dataclass(frozen=True)
+class Peer:
+    """What to train: gensim-sg or gensim-cbow, with gensim's defaults but for size and epochs; timed by `now`."""
+
+    name: str
+    epochs: int
+    dimension: int
+    seed: int
+    now: Callable[[], float] = perf_counter
+
+
+def train_peer(peer: Peer, corpus: Corpus, score: Score) -> list[Record]:
+    """Train a peer and return one record an epoch.
 
     The clock stops while it is scored. Counting words is not in the time: the prepared corpus had that done, too.
     """
@@ -47,27 +59,27 @@ def train_peer(name: str, corpus: Corpus, score: Score, epochs: int, dimension: 
             self._began = 0.0
 
         def on_epoch_begin(self, model: Any) -> None:
-            self._began = perf_counter()
+            self._began = peer.now()
 
         def on_epoch_end(self, model: Any) -> None:
-            self.seconds += perf_counter() - self._began
+            self.seconds += peer.now() - self._began
             found = score(model.wv.key_to_index, model.wv.vectors)
             points.append({"epoch": len(points) + 1, "train_s": self.seconds, **found, "final": False})
 
     with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
         path = Path(folder) / "corpus.txt"
         write_text(corpus, path)
-        skip_gram = int(name == "gensim-sg")
+        skip_gram = int(peer.name == "gensim-sg")
         workers = torch.get_num_threads()
-        model = Word2Vec(vector_size=dimension, min_count=1, sg=skip_gram, workers=workers, seed=seed)
+        model = Word2Vec(vector_size=peer.dimension, min_count=1, sg=skip_gram, workers=workers, seed=peer.seed)
         model.build_vocab(corpus_file=str(path))
         model.train(
             corpus_file=str(path),
             total_examples=model.corpus_count,
             total_words=model.corpus_total_words,
-            epochs=epochs,
+            epochs=peer.epochs,
             callbacks=[Scorer()],
         )
     points[-1]["final"] = True
-    settings = {"method": name, "loss": "negative sampling", "dimension": dimension, "epochs": epochs}
+    settings = {"method": peer.name, "loss": "negative sampling", "dimension": peer.dimension, "epochs": peer.epochs}
     return [{**settings, **point} for point in points]

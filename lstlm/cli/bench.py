@@ -128,6 +128,9 @@ Example:
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Seconds of training for each configuration and seed.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, with seeds 1, 2, …")
+@click.option(
+    "--cpu-time", is_flag=True, help="Count the process's own CPU seconds: for a machine that others use too."
+)
 @click.option("--points", type=click.IntRange(1), default=8, show_default=True, help="Evaluations in a run.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Epochs of the gensim models.")
 @click.option("--dimension", type=click.IntRange(1), default=300, show_default=True, help="Size of gensim's vectors.")
@@ -152,6 +155,7 @@ def learning(**given: Any) -> None:
         dimension=given["dimension"],
         simlex=given["simlex"],
         wordsim=given["wordsim"],
+        cpu_time=given["cpu_time"],
     )
     common.check_before_work(given)
     common.deliver("learning", bench.run(plan, common.say), given)

@@ -30,6 +30,7 @@ class DataConfig:
         "linear", "cooccurrence: how a pair's weight falls with the distance"
     )
     smoothing: float = option(0.75, "cooccurrence: power of the context's frequency", at_least=0, at_most=1)
+    discount: float = option(0.0, "cooccurrence: a score of n pairs is multiplied by n / (n + discount)", at_least=0)
     shift: float = option(1.0, "cooccurrence: ppmi is lowered by its logarithm", above=0)
     min_pair: float = option(0.0, "cooccurrence: pairs with less weight in the corpus are left out", at_least=0)
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from lstlm.data.cooccurrence import Progress, RowWriter, SparseRows, count
 from lstlm.data.corpus import Corpus
+from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError, DataError
 
 WEIGHTINGS = ("ppmi", "sqrt", "log")
-VERSION = 1
+VERSION = 2
 _BLOCK = 1 << 22  # entries weighted at a time
 _FACTS = "facts.json"
 
@@ -36,12 +37,15 @@ class Weighting:
     ppmi: max(0, log(n·N' / (n_w·n_c^smoothing)) − log shift), N' = Σ_c n_c^smoothing, for each side of a word apart;
     sqrt: n^½ / (n_w·n_c^smoothing)^¼, the square root of the counts with both frequencies evened out;
     log:  log(1 + n).
+    Each is multiplied by n / (n + discount): what was seen once or twice says little.
     """
 
-    def __init__(self, counts: SparseRows, kind: str, shift: float, smoothing: float) -> None:
+    def __init__(self, counts: SparseRows, settings: Mapping[str, Any]) -> None:
+        kind, smoothing = settings["weighting"], settings["smoothing"]
         if kind not in WEIGHTINGS:
             raise ConfigError(f"data.weighting: {kind!r} is not one of {', '.join(WEIGHTINGS)}")
-        self._kind, self._log_shift = kind, float(np.log(shift))
+        self._kind, self._log_shift = kind, float(np.log(settings["shift"]))
+        self._discount = float(settings.get("discount", 0.0))
         words = len(counts)
         self._words = words
         row_totals, column_totals = np.zeros((words, 2)), np.zeros(2 * words)
@@ -61,21 +65,26 @@ class Weighting:
 
     def __call__(self, first: int, block: SparseRows) -> F64:
         """Return the scores of a block's entries; `first` is its first row."""
-        n = np.log(block.values.astype(np.float64))
+        n = block.values.astype(np.float64)
+        scores: F64 = self._scores(first, block, np.log(n)) * (n / (n + self._discount))
+        return scores
+
+    def _scores(self, first: int, block: SparseRows, n: F64) -> F64:
+        """Return the scores before the discount; n is the logarithm of the counts."""
         if self._kind == "log":
             return np.log1p(np.exp(n))
         row = np.repeat(np.arange(len(block)), np.diff(block.starts)) + first
         side = (block.indices >= self._words).astype(np.int64)
         log_row, log_column = self._log_row[row, side], self._log_column[block.indices]
-        if self._kind == "sqrt":
-            return np.exp(0.5 * n - 0.25 * (log_row + log_column))
         scores: F64 = n - log_row - log_column + self._log_sums[side] - self._log_shift
+        if self._kind == "sqrt":
+            scores = np.exp(0.5 * n - 0.25 * (log_row + log_column))
         return np.maximum(scores, 0.0)
 
 
 def _weigh(counts: SparseRows, folder: Path, settings: Mapping[str, Any]) -> None:
     """Write the scores that are above 0 to `folder`/rows.*."""
-    weighting = Weighting(counts, settings["weighting"], settings["shift"], settings["smoothing"])
+    weighting = Weighting(counts, settings)
     writer = RowWriter(folder, "rows")
     for first, _, block in counts.blocks(_BLOCK):
         scores = weighting(first, block)
@@ -90,7 +99,8 @@ def association_rows(
 ) -> tuple[SparseRows, dict[str, Any]]:
     """Return the rows (D, 2D) of a corpus and facts about them, from the cache if they were made before.
 
-    `settings`: window, distance, min_pair, weighting, shift, smoothing. Facts: `seconds` that making them took, `made`
+    `settings`: window, distance, min_pair, weighting, shift, smoothing; discount, and subsample with seed, may be left
+    out. Facts: `seconds` that making them took, `made`
     (now, and not earlier), `entries`, `counted` (entries before weighting).
     """
     words = len(corpus.vocabulary)
@@ -110,13 +120,15 @@ def association_rows(
 
 def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: Progress) -> None:
     """Count and weigh in a temporary folder, and give it its name when it is whole."""
-    began = perf_counter()
+    began = process_time()  # one thread does it: its own seconds, whoever else uses the machine
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         how = {key: settings[key] for key in ("window", "distance", "min_pair")}
-        count(corpus.train.ids, corpus.vocabulary.counts, temporary, **how, progress=progress)
+        word_counts, threshold = corpus.vocabulary.counts, settings.get("subsample", 0.0)
+        subsampler = Subsampler(word_counts, threshold, settings["seed"], 0) if threshold else None
+        count(corpus.train.ids, word_counts, temporary, **how, subsampler=subsampler, progress=progress)
         counts = SparseRows.open(temporary, "counts", 2 * len(corpus.vocabulary))
         _weigh(counts, temporary, settings)
         for path in temporary.glob("counts.*"):
@@ -125,7 +137,7 @@ def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: P
         if not entries:
             raise DataError(f"{corpus.folder}: no pair of words is left; lower data.min_pair or data.shift")
         facts = {"settings": dict(settings), "entries": entries, "counted": len(counts.values)}
-        facts["seconds"] = round(perf_counter() - began, 3)
+        facts["seconds"] = round(process_time() - began, 3)
         (temporary / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)

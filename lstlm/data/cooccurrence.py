@@ -4,6 +4,8 @@ Row w of the counts (D, 2D) holds in columns 0 … D−1 the words to the left o
 right, each pair counted with a weight that may fall with the distance. Pairs of a chunk of the corpus are sorted and
 added up, then spilled to files by ranges of rows; each range is small enough to be merged in memory. Nothing is ever of
 size D·D, and `<unk>`, `<s>` and `</s>` have neither rows nor columns; pairs do not reach over the end of a sentence.
+Words outside the vocabulary, and those a subsampler drops, are taken out first, as word2vec does: what then stands
+side by side are neighbours.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.vocabulary import EOS_ID, UNK_ID
+from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError
 
 DISTANCES = ("flat", "linear", "harmonic")
@@ -111,13 +114,29 @@ def pairs_of(ids: NDArray[np.uint32], start: int, stop: int, window: int) -> Ite
     """Yield for each distance k (from 0) the words (a, b): a at a position in [start, stop), b k+1 places after it."""
     centre = ids[start:stop]
     inside = centre != EOS_ID
-    known = inside & (centre != UNK_ID)
     for k in range(window):
         after = ids[start + k + 1 : stop + k + 1]
-        size = len(after)
-        inside = inside[:size] & (after != EOS_ID)
-        chosen = inside & known[:size] & (after != UNK_ID)
-        yield k, centre[:size][chosen].astype(np.int64), after[chosen].astype(np.int64)
+        inside = inside[: len(after)] & (after != EOS_ID)
+        yield k, centre[: len(after)][inside].astype(np.int64), after[inside].astype(np.int64)
+
+
+def thinned_chunks(
+    ids: NDArray[np.uint32], window: int, subsampler: Subsampler | None
+) -> Iterator[tuple[NDArray[np.uint32], int, float]]:
+    """Yield (words that stay, how many of them are new, share read): `window` words after the new ones come along."""
+    waiting = ids[:0]
+    for start in range(0, len(ids), CHUNK):
+        chunk = ids[start : start + CHUNK]
+        stays = chunk != UNK_ID
+        if subsampler is not None:
+            # a sentence ends where it ends, however frequent ends are
+            stays &= subsampler.keeps(np.arange(start, start + len(chunk)), chunk) | (chunk == EOS_ID)
+        waiting = np.concatenate((waiting, chunk[stays]))
+        read = min(1.0, (start + CHUNK) / len(ids))
+        new = len(waiting) - (window if read < 1 else 0)
+        if new > 0:
+            yield waiting, new, read
+            waiting = waiting[new:]
 
 
 def count_chunk(
@@ -195,17 +214,18 @@ def count(
     window: int,
     distance: str,
     min_pair: float,
+    subsampler: Subsampler | None = None,
     progress: Progress = lambda phase, share: None,
 ) -> None:
     """Write the counts (D, 2D) of a split to `folder`/counts.*; pairs with less weight than `min_pair` are left out."""
     weights = distance_weights(window, distance)
     words = len(word_counts)
     spill = Spill(folder, word_counts, window)
-    for start in range(0, len(ids), CHUNK):
-        a, b, weight = count_chunk(ids, start, min(start + CHUNK, len(ids)), words, weights)
+    for chunk, new, read in thinned_chunks(ids, window, subsampler):
+        a, b, weight = count_chunk(chunk, 0, new, words, weights)
         spill.add(a, words + b, weight)
         spill.add(b, a, weight)
-        progress("counting", min(1.0, (start + CHUNK) / len(ids)))
+        progress("counting", read)
     writer = RowWriter(folder, "counts")
     ranges = len(spill.edges) - 1
     for number in range(ranges):

@@ -3,6 +3,7 @@
 import resource
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -65,7 +66,7 @@ class Estimate:
     estimated_s: float | None
 
 
-def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
+def dry_run(config: Config, corpus: Corpus, device: torch.device, now: Callable[[], float] = perf_counter) -> Estimate:
     """Build the model, take 20 timed steps after 3 untimed ones, and estimate."""
     learner = make_learner(config, corpus, device)
     # a sweep takes as long as thousands of steps
@@ -75,9 +76,9 @@ def dry_run(config: Config, corpus: Corpus, device: torch.device) -> Estimate:
         learner.step(1.0)
     milliseconds = []
     for _ in range(timed):
-        began = perf_counter()
+        began = now()
         learner.step(1.0)
-        milliseconds.append(1e3 * (perf_counter() - began))
+        milliseconds.append(1e3 * (now() - began))
     step_ms = statistics.median(milliseconds)
     state = tensor_bytes(learner.tensors())
     budget = budget_of(config, learner.examples.batches_per_epoch)

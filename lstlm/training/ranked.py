@@ -8,7 +8,6 @@ import hashlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -152,7 +151,7 @@ class RankTrainer(Trainer):
         super().run(stopped)
 
     def _clock(self) -> float:
-        return perf_counter() - self._started
+        return self.now() - self._started
 
     def elapsed(self) -> float:
         """Return the seconds of training by the first rank's clock, as of the last step."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +73,12 @@ def train(
     quiet: bool = False,
     scorer: Scorer | None = None,
     ranks: Ranks | None = None,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Summary:
     """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint.
 
     `scorer` gives further figures of the network, logged with those of every evaluation. With `ranks`, all of them
-    call this alike; the first one writes and logs.
+    call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log.
     """
     corpus = Corpus.open(Path(config.data.dir))
     with ExitStack() as held:
@@ -86,7 +88,7 @@ def train(
 
         take() if ranks is None else ranks.on_first(take)
         try:
-            return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer, ranks))
+            return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer, ranks, now))
         except OSError as error:
             raise write_failure(error, Path(error.filename or folder), newest_name(folder / CHECKPOINTS)) from error
 
@@ -99,6 +101,7 @@ class _Options:
     quiet: bool
     scorer: Scorer | None = None
     ranks: Ranks | None = None
+    now: Callable[[], float] = time.perf_counter
 
     @property
     def first(self) -> bool:
@@ -148,6 +151,7 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
         log.board.settings(to_dict(config), dump_config(config))
         make = Trainer if ranks is None else RankTrainer
         trainer = make(learner, Validator(config, corpus, options.scorer), budget, log, folder, _facts(config, corpus))
+        trainer.now = options.now
         if checkpoint is not None:
             trainer.load(checkpoint)
         return _run(trainer, folder, corpus, ranks)

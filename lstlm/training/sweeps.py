@@ -45,10 +45,11 @@ class Sweeps:
             ) from None
 
 
-def row_settings(data: DataConfig) -> dict[str, Any]:
-    """Return what the rows of association scores depend on."""
-    names = ("distance", "min_pair", "weighting", "shift", "smoothing")
-    return {"window": data.context // 2, **{name: getattr(data, name) for name in names}}
+def row_settings(data: DataConfig, seed: int) -> dict[str, Any]:
+    """Return what the rows of association scores depend on; on the seed where words are dropped at random."""
+    names = ("distance", "min_pair", "weighting", "shift", "smoothing", "discount")
+    random = {"subsample": data.subsample, "seed": seed} if data.subsample else {}
+    return {"window": data.context // 2, **{name: getattr(data, name) for name in names}, **random}
 
 
 class RefitLearner(Learner):
@@ -79,7 +80,8 @@ class RefitLearner(Learner):
         return Step(fit.unexplained, self.words_per_step)
 
     def _open_targets(self) -> Targets:
-        rows, facts = association_rows(self._corpus, row_settings(self.config.data), self._progress())
+        settings = row_settings(self.config.data, self.config.train.seed)
+        rows, facts = association_rows(self._corpus, settings, self._progress())
         how = "made in" if facts["made"] else "from an earlier run, made in"
         self.say(f"{facts['entries']:,} association scores, {how} {facts['seconds']:.1f} s")
         # What an earlier run paid for belongs to the price of this one, too.

@@ -32,16 +32,17 @@ class Trainer:
         self.progress = Progress()
         self.figures: dict[str, float] = {}  # of the last evaluation
         self.words_per_second = 0.0
+        self.now: Callable[[], float] = perf_counter  # what counts as time
         self._facts = facts
         self._diagnose = Diagnostics()
         self._unsaved = True
         self._saved_elapsed = 0.0  # what the last checkpoint says
-        self._started = perf_counter()
-        self._interval = (perf_counter(), 0.0, 0, 0)  # when it began; seconds aside, words and steps at that time
+        self._started = self.now()
+        self._interval = (self.now(), 0.0, 0, 0)  # when it began; seconds aside, words and steps at that time
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Train until the budget is spent, patience ends, or `stopped` says so; then save. The loop."""
-        self._started = perf_counter() - self.progress.elapsed
+        self._started = self.now() - self.progress.elapsed
         self._begin_interval()
         while True:
             self._do_what_is_due(stopped)
@@ -62,7 +63,7 @@ class Trainer:
 
     def elapsed(self) -> float:
         """Return the seconds of training, over all processes of the run."""
-        self.progress.elapsed = perf_counter() - self._started
+        self.progress.elapsed = self.now() - self._started
         return self.progress.elapsed
 
     def _do_what_is_due(self, stopped: Callable[[], bool]) -> None:
@@ -133,7 +134,7 @@ class Trainer:
         self.progress.rollbacks = failed.rollbacks + 1
         self.progress.lr_factor = failed.lr_factor / 2
         self.progress.elapsed = failed.elapsed
-        self._started = perf_counter() - failed.elapsed
+        self._started = self.now() - failed.elapsed
         self.log.rewind(checkpoint.step)
         where = f"back to step {checkpoint.step} with the rates at ×{self.progress.lr_factor:g}"
         text = f"step {failed.step}: {error}; {where} ({self.progress.rollbacks} of {limit})"
@@ -150,7 +151,7 @@ class Trainer:
         self._begin_interval()
 
     def _save(self) -> None:
-        began = perf_counter()
+        began = self.now()
         self._saved_elapsed = self.elapsed()
         counters = {
             "progress": self.progress.to_dict(),
@@ -160,7 +161,7 @@ class Trainer:
         contents: dict[str, Any] = {"config.yaml": dump_config(self.config), "counters.json": json.dumps(counters)}
         self._write({**contents, **self.learner.tensors()})
         self._unsaved = False
-        seconds = perf_counter() - began
+        seconds = self.now() - began
         self.log.scalars(self.progress.step, {"time/checkpoint_s": seconds})
         self.progress.aside += seconds
         self._report_status()
@@ -181,7 +182,7 @@ class Trainer:
 
     def _evaluate(self, stopped: Callable[[], bool]) -> bool:
         """Evaluate, log, and say whether this is the best so far; a signal gives it up and leaves it due."""
-        began = perf_counter()
+        began = self.now()
         try:
             figures = self.validator(self.learner.network, stopped)
         except Interrupted:
@@ -189,20 +190,20 @@ class Trainer:
         best = self.progress.note_evaluation(figures["eval/loss"])
         self._unsaved = True
         self.figures = figures
-        seconds = perf_counter() - began
+        seconds = self.now() - began
         self.log.evaluation(self.progress.step, {**figures, "time/eval_s": seconds}, best=best)
         self.progress.aside += seconds
         return best
 
     def _begin_interval(self) -> None:
         self.learner.clock.milliseconds()
-        self._interval = (perf_counter(), self.progress.aside, self.progress.words, self.progress.step)
+        self._interval = (self.now(), self.progress.aside, self.progress.words, self.progress.step)
 
     def _log(self) -> None:
         """Log the interval: mean loss, rates, milliseconds a phase, and the state of the output layer."""
         thorough = self.progress.step % self.config.train.eval_every == 0 or self.finished()
         began, aside, words, first = self._interval
-        seconds = perf_counter() - began - (self.progress.aside - aside)
+        seconds = self.now() - began - (self.progress.aside - aside)
         steps = max(self.progress.step - first, 1)
         self.words_per_second = (self.progress.words - words) / max(seconds, 1e-9)
         phases = self.learner.clock.milliseconds()

@@ -115,7 +115,7 @@ def test_learning_scores_configurations_and_gensim_over_seeds(tmp_path: Path) ->
     pairs.write_text("w1 w2 3.0\nw3 w4 5.0\nw5 w6 1.0\nw1 w5 2.0\n")
     files = ["--data", tmp_path / "corpus", "--config", config, "--simlex", pairs, "--wordsim", pairs]
     peers = ["--methods", "gensim-cbow", "--epochs", 2, "--dimension", 8]
-    limits = ["--budget", 0.3, "--seeds", 2, "--points", 2, "--threads", 1]
+    limits = ["--budget", 0.3, "--seeds", 2, "--points", 2, "--threads", 1, "--cpu-time"]
     found = records(run("learning", *files, *peers, *limits, "--json", "-", "--plot", tmp_path / "l.png"))
     ends = [r for r in found if r["final"]]
     assert sorted((r["label"], r["seed"]) for r in ends) == [
@@ -123,7 +123,7 @@ def test_learning_scores_configurations_and_gensim_over_seeds(tmp_path: Path) ->
     ]  # fmt: skip
     own = [r for r in ends if r["label"] == "small"]
     assert all(r["perplexity"] > 1 and 0 <= r["top10"] <= 1 and r["train_s"] > 0 for r in own)
-    assert all({"simlex", "simlex_output", "wordsim"} <= set(r) for r in own)
+    assert all({"simlex", "simlex_output", "wordsim"} <= set(r) and r["clock"] == "cpu" for r in own)
     assert all(r["simlex"] is not None and r["epochs"] == 2 for r in ends if r["label"] == "gensim-cbow")
 
 

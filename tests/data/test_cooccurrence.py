@@ -12,6 +12,7 @@ import pytest
 from lstlm.data import Corpus, association, cooccurrence
 from lstlm.data.association import association_rows
 from lstlm.data.cooccurrence import SparseRows, add_equal, count, distance_weights, sort_order
+from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError, DataError
 from tests.helpers import write_tiny_corpus
 
@@ -45,12 +46,15 @@ def counted_by_hand(corpus: Corpus, window: int, weights: list[float]) -> np.nda
     pairs: dict[tuple[int, int], float] = defaultdict(float)
     sentence: list[int] = []
     for word in corpus.train.ids.tolist():
+        if word == vocabulary.unk_id:
+            continue  # its neighbours become each other's
         if word != vocabulary.eos_id:
             sentence.append(word)
             continue
         for i, a in enumerate(sentence):
             for k in range(1, window + 1):
-                if i + k < len(sentence) and vocabulary.unk_id not in (a, b := sentence[i + k]):
+                if i + k < len(sentence):
+                    b = sentence[i + k]
                     pairs[a, words + b] += weights[k - 1]
                     pairs[b, a] += weights[k - 1]
         sentence = []
@@ -75,10 +79,13 @@ def test_counts_are_those_of_plain_loops(corpus: Corpus, tmp_path: Path, distanc
     assert found[corpus.vocabulary.unk_id].sum() == 0 == found[:, corpus.vocabulary.eos_id].sum()
 
 
-def test_small_pieces_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [2, 101])  # 2 is less than the window
+def test_small_pieces_change_nothing(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
     (tmp_path / "whole").mkdir()
     whole = counts_of(corpus, tmp_path / "whole", distance="flat")
-    monkeypatch.setattr(cooccurrence, "CHUNK", 101)
+    monkeypatch.setattr(cooccurrence, "CHUNK", chunk)
     monkeypatch.setattr(cooccurrence, "BUCKET", 1000)
     pieces = counts_of(corpus, tmp_path, distance="flat")
     assert len(cooccurrence.Spill(tmp_path, corpus.vocabulary.counts, 3).edges) > 10
@@ -114,6 +121,31 @@ def test_ppmi_is_its_definition(corpus: Corpus, shift: float, smoothing: float) 
             expected[a, side + b] = max(0.0, score)
     np.testing.assert_allclose(dense(rows), expected, rtol=1e-5, atol=1e-6)
     assert facts["entries"] == len(rows.values) <= facts["counted"] == np.count_nonzero(counts)
+
+
+def test_a_discount_lowers_what_was_seen_rarely(corpus: Corpus) -> None:
+    counts = counted_by_hand(corpus, 3, [1, 2 / 3, 1 / 3])
+    plain, _ = association_rows(corpus, SETTINGS)
+    rows, _ = association_rows(corpus, {**SETTINGS, "discount": 0.5})
+    np.testing.assert_allclose(dense(rows), dense(plain) * counts / (counts + 0.5), rtol=1e-5)
+
+
+def test_dropped_words_make_their_neighbours_meet(corpus: Corpus, tmp_path: Path) -> None:
+    ids, counts = corpus.train.ids, corpus.vocabulary.counts
+    subsampler = Subsampler(counts, 0.002, seed=7, epoch=0)
+    stays = subsampler.keeps(np.arange(len(ids)), ids) | (ids == corpus.vocabulary.eos_id)
+    assert 0.1 < stays.mean() < 0.9
+    found = []
+    for name, text, dropped in (("given", ids[stays], None), ("dropped", ids, subsampler)):
+        (tmp_path / name).mkdir()
+        count(text, counts, tmp_path / name, window=3, distance="linear", min_pair=0.0, subsampler=dropped)
+        found.append(dense(SparseRows.open(tmp_path / name, "counts", 2 * len(counts))))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_each_seed_drops_other_words(corpus: Corpus) -> None:
+    first, second = (association_rows(corpus, {**SETTINGS, "subsample": 0.01, "seed": seed})[1] for seed in (1, 2))
+    assert first["made"] and second["made"]
 
 
 def test_roots_and_logarithms(corpus: Corpus) -> None:

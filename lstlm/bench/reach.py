@@ -1,0 +1,66 @@
+"""Learning curves as numbers: the mean curve of a model's seeds, and how soon it reaches another model's end."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from lstlm.bench.records import Column, Record, table
+
+REACHED = {"simlex": "SimLex", "wordsim": "WordSim", "perplexity": "perplexity"}
+Curve = tuple[list[float], list[float]]
+
+
+def seed_curves(records: Sequence[Record], label: str, key: str) -> list[Curve]:
+    """Return (times, scores) of each seed's run."""
+    found = [r for r in records if r["label"] == label and r.get(key) is not None]
+    curves = []
+    for seed in dict.fromkeys(r["seed"] for r in found):
+        run = sorted((r["train_s"], r[key]) for r in found if r["seed"] == seed)
+        curves.append(([x for x, _ in run], [y for _, y in run]))
+    return curves
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Return the means of times and scores, evaluation by evaluation, as far as all of the seeds got."""
+    shortest = min(len(xs) for xs, _ in curves)
+    xs = [statistics.fmean(times[i] for times, _ in curves) for i in range(shortest)]
+    ys = [statistics.fmean(scores[i] for _, scores in curves) for i in range(shortest)]
+    return xs, ys
+
+
+def reach(records: Sequence[Record]) -> list[Record]:
+    """Return, for every model, score and other model, when its mean curve first is as good as the other's end.
+
+    The time is that of an evaluation, not interpolated; it and its share of the other's time are None where the
+    curve never gets there.
+    """
+    labels = list(dict.fromkeys(record["label"] for record in records))
+    rows: list[Record] = []
+    for key in REACHED:
+        curves = {label: seed_curves(records, label, key) for label in labels}
+        means = {label: mean_curve(found) for label, found in curves.items() if found}
+        for label, (xs, ys) in means.items():
+            for goal in means.keys() - {label}:
+                (*_, whole), (*_, end) = means[goal]
+                there = (x for x, y in zip(xs, ys, strict=True) if (y <= end if key == "perplexity" else y >= end))
+                seconds = next(there, None)
+                share = None if seconds is None else seconds / whole
+                rows.append(
+                    {"label": label, "score": key, "goal": goal, "end": end, "after_s": seconds, "share": share}
+                )
+    return sorted(rows, key=lambda row: (row["score"], labels.index(row["goal"]), labels.index(row["label"])))
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return `reach` as a table; nothing where there is but one model."""
+    rows = reach(records)
+    columns: list[Column] = [
+        ("score", lambda r: REACHED[r["score"]]),
+        ("end of", lambda r: r["goal"]),
+        ("mean", lambda r: f"{r['end']:.{1 if abs(r['end']) >= 10 else 3}f}"),
+        ("reached by", lambda r: r["label"]),
+        ("after s", lambda r: "not" if r["after_s"] is None else f"{r['after_s']:.1f}"),
+        ("share of its time", lambda r: None if r["share"] is None else f"{100 * r['share']:.1f} %"),
+    ]
+    return table(rows, columns) if rows else ""

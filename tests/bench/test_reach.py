@@ -1,0 +1,40 @@
+"""How soon one model is as good as another at its end."""
+
+from lstlm.bench import learning, reach
+from lstlm.bench.records import Record
+
+
+def points(label: str, key: str, seed: int, curve: dict[float, float]) -> list[Record]:
+    last = max(curve)
+    return [{"label": label, "seed": seed, "D": 10, "train_s": t, key: y, "final": t == last} for t, y in curve.items()]
+
+
+def test_the_mean_curve_ends_with_the_shortest_run() -> None:
+    records = points("a", "simlex", 1, {1.0: 0.1, 2.0: 0.2, 3.0: 0.3}) + points("a", "simlex", 2, {1.0: 0.3, 4.0: 0.4})
+    curves = reach.seed_curves(records, "a", "simlex")
+    times, scores = reach.mean_curve(curves)
+    assert times == [1.0, 3.0]
+    assert [round(score, 9) for score in scores] == [0.2, 0.3]
+
+
+def test_the_first_evaluation_that_is_as_good_counts() -> None:
+    fast = {2.0: 0.1, 4.0: 0.2, 8.0: 0.3}
+    records = points("fast", "simlex", 1, fast) + points("slow", "simlex", 1, {10.0: 0.1, 40.0: 0.2})
+    found = {(row["label"], row["goal"]): row for row in reach.reach(records)}
+    assert found["fast", "slow"] == {
+        "label": "fast", "score": "simlex", "goal": "slow", "end": 0.2, "after_s": 4.0, "share": 0.1,
+    }  # fmt: skip
+    assert found["slow", "fast"]["after_s"] is None and found["slow", "fast"]["share"] is None
+    text = learning.markdown(records)
+    assert "10.0 %" in text and "not" in text
+
+
+def test_a_lower_perplexity_is_the_better_one() -> None:
+    records = points("a", "perplexity", 1, {1.0: 900.0, 2.0: 100.0})
+    records += points("b", "perplexity", 1, {5.0: 300.0})
+    after = {row["label"]: row["after_s"] for row in reach.reach(records)}
+    assert after == {"a": 2.0, "b": None}
+
+
+def test_one_model_has_nobody_to_reach() -> None:
+    assert reach.markdown(points("a", "simlex", 1, {1.0: 0.1})) == ""
