@@ -210,7 +210,7 @@ def orthonormal(X: Numbers) -> Numbers:
     for i, x in enumerate(X):
         for _ in range(2 if i else 0):  # twice is enough
             x -= (X[:i] @ x) @ X[:i]
-        x /= math.sqrt(x @ x)
+        x /= math.sqrt(x @ x) or 1.0
     return X
 
 
