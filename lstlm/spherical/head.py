@@ -83,18 +83,18 @@ class SphericalHead(nn.Module):
         """
         ids, values = self._check(h, target_ids, target_values, weight)
         self._pending.clear()
-        pending = self._forward(h, ids, values)
+        pending, losses = self._forward(h, ids, values)
         mean = np.full(len(h), 1 / len(pending.step.H))
         gradient = self._backward(pending, torch.from_numpy(mean) if weight is None else weight)
         self._update(lr, weight_decay)
-        return pending.losses, gradient
+        return losses, gradient
 
-    def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> Pending:
+    def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Pending, Tensor]:
         H, ids, values = self._gather(self._with_bias(h), ids, values)
         step = self._begin(H, ids)
         with np.errstate(all="ignore"):
             partials = self._partials(step, values)
-            return Pending(step, values, partials, self._own(from_host(partials.value, h)))
+            return Pending(step, values, partials), self._own(from_host(partials.value, h))
 
     def _backward(self, pending: Pending, upstream: Tensor) -> Tensor:
         """Note the upstream gradient (m,) and return that of h (m,hidden)."""
@@ -319,9 +319,9 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        pending = head._forward(h, ids, values)
-        ctx.head, ctx.pending = head, pending  # type: ignore[attr-defined]
-        return pending.losses
+        ctx.head = head  # type: ignore[attr-defined]
+        ctx.pending, losses = head._forward(h, ids, values)  # type: ignore[attr-defined]
+        return losses
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:

@@ -17,10 +17,13 @@ Step = LowRank | Square | Plain | Blocked
 
 
 class Pending:
-    """The step, its target values, the losses that were returned, and the upstream gradient (m,)."""
+    """The step, its target values and partial derivatives, and the upstream gradient (m,).
 
-    def __init__(self, step: Step, values: Tensor, partials: Partials, losses: Tensor) -> None:
-        self.step, self.values, self.partials, self.losses = step, values, partials, losses
+    Not the losses: a tensor that autograd returned knows its node, the node this, and nobody would ever let go.
+    """
+
+    def __init__(self, step: Step, values: Tensor, partials: Partials) -> None:
+        self.step, self.values, self.partials = step, values, partials
         self.upstream: Numbers | None = None  # until backward() has been here
 
 

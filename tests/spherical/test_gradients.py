@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -237,3 +239,22 @@ def test_there_is_no_second_derivative() -> None:
     losses = layer.head(h, torch.tensor([1, 2, 3]))
     with pytest.raises(NumericsError, match="second derivative"):
         torch.autograd.grad(losses.sum(), h, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+def test_a_step_is_forgotten_without_the_help_of_the_garbage_collector(kind: type) -> None:
+    """A cycle through autograd's nodes would keep every minibatch, megabytes each, until the collector comes by."""
+    layer = Layer(random_weight(D, d), "z", kind)
+    batch = make_batch(0, D, d, 4)
+    gc.disable()
+    try:
+        for _ in range(2):
+            h = batch.H[:, :-1].clone().requires_grad_()
+            losses = layer.head(h, batch.ids)
+            losses.mean().backward()
+            step = weakref.ref(layer.head._pending[0].step)
+            layer.head.update(0.1)
+            del losses, h
+            assert step() is None
+    finally:
+        gc.enable()
