@@ -153,7 +153,8 @@ class Lazy(Stabiliser):
         report = Report()
         if self.sigma_low < self.low:
             self.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
-            self.sigma_high = max(self.sigma_high, self._target("U_inv_T")) if report.repaired else self.sigma_high
+            if report.repaired:
+                self.sigma_high = max(self.sigma_high, self._target("U_inv_T"))
         if self.sigma_high > self.high:
             self.sigma_high = 1 / self._look(state, "U", self.largest, report)
         self.total += report.repaired
