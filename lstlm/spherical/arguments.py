@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,9 @@ def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
     ids = target_ids.reshape(m, -1).to(torch.int64)
     numbers = to_host(ids)
-    low, high = int(numbers.min()), int(numbers.max())
-    if low < 0 or high >= vocab:
-        raise ConfigError(f"target id {low if low < 0 else high} is outside the vocabulary of {vocab}")
+    if numbers.view(np.uint64).max() >= vocab:  # a negative id is a large one, unsigned
+        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+        raise ConfigError(f"target id {wrong} is outside the vocabulary of {vocab}")
     return ids
 
 

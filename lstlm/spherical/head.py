@@ -128,11 +128,13 @@ class SphericalHead(nn.Module):
     def _with_bias(self, h: Tensor) -> Tensor:
         """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""
         m, d = len(h), self.state.d
-        H = h.new_empty(d, m).T if m < d else h.new_empty(m, d)
-        H[:, : self.hidden] = h
+        if m >= d:
+            return torch.nn.functional.pad(h, (0, int(self.has_bias)), value=1.0)
+        HT = h.new_empty(d, m)
+        HT[: self.hidden].copy_(h.T)
         if self.has_bias:
-            H[:, self.hidden].fill_(1)
-        return H
+            HT[self.hidden] = 1
+        return HT.T
 
     def _check(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None

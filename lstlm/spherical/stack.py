@@ -1,9 +1,12 @@
 """The d-sized part of what the factored layer remembers: Q, ω, w̄, U⁻ᵀ and U.
 
-They stand in one matrix `value` of 3d+2 rows, so that one product with the minibatch reads all:
+They stand in one matrix `table`, so that one product with the minibatch reads all that a step reads, `value`, and one
+product adds to all that it changes:
 
-    rows      [0, d)   d      d+1    [d+2, 2d+2)   [2d+2, 3d+2)
-    contents  Q        ω      w̄      U⁻ᵀ           U
+    rows      [0, d)   d      d+1    [d+2, 2d+2)   [2d+2, 3d+2)   [3d+2, 4d+4)
+    contents  Q        ω      w̄      U⁻ᵀ           U              recent: of Q, ω, w̄
+    read      x        x      x      x             x
+    changed                          x             x              x
 
 In float32 a sum of 50,000 small updates would drift, unless each is added to something small:
 
@@ -39,9 +42,8 @@ class Stack(nn.Module):
     """Q, ω, w̄, U⁻ᵀ and U, which one update changes together."""
 
     exact: Tensor
-    recent: Tensor
     base: Tensor
-    value: Tensor
+    table: Tensor
     deviation: Tensor
 
     def __init__(self, d: int, like: Tensor) -> None:
@@ -50,9 +52,8 @@ class Stack(nn.Module):
         self.d = d
         exact = torch.zeros(d + 2, d, dtype=torch.float64, device=like.device)
         self.register_buffer("exact", exact)
-        self.register_buffer("recent", torch.zeros_like(exact, dtype=like.dtype))
         self.register_buffer("base", torch.zeros_like(exact, dtype=like.dtype), persistent=False)  # exact, rounded
-        self.register_buffer("value", like.new_zeros(3 * d + 2, d))
+        self.register_buffer("table", like.new_zeros(4 * d + 4, d))
         self.register_buffer("deviation", like.new_zeros(2, d))  # of the diagonals of U⁻ᵀ and U from 1
         self.counters = Counters()
         self.set_frame()
@@ -63,30 +64,48 @@ class Stack(nn.Module):
         return self.counters.version
 
     @property
+    def value(self) -> Tensor:
+        return self.table[: 3 * self.d + 2]
+
+    @property
     def Q(self) -> Tensor:
-        return self.value[: self.d]
+        return self.table[: self.d]
 
     @property
     def omega(self) -> Tensor:
-        return self.value[self.d]
+        return self.table[self.d]
 
     @property
     def w_bar(self) -> Tensor:
-        return self.value[self.d + 1]
+        return self.table[self.d + 1]
 
     @property
     def U_inv_T(self) -> Tensor:
-        return self.value[self.d + 2 : 2 * self.d + 2]
+        return self.table[self.d + 2 : 2 * self.d + 2]
 
     @property
     def U(self) -> Tensor:
-        return self.value[2 * self.d + 2 :]
+        return self.table[2 * self.d + 2 : 3 * self.d + 2]
+
+    @property
+    def recent(self) -> Tensor:
+        return self.table[3 * self.d + 2 :]
 
     def squared_norm(self) -> float:
         """Return ‖W‖²_F = tr Q."""
         return max(0.0, float(self.exactly("Q").trace()))
 
     # ---- updating ------------------------------------------------------------------------------------------------
+    def subtract(self, left: Tensor, H: Tensor, H_inv: Tensor | None = None) -> None:
+        """[U⁻ᵀ | U | recent] ← itself − left·H, left (3d+2,m) and H (m,d); H_inv takes the place of H for U⁻ᵀ."""
+        with self.changing_frame():
+            if H_inv is None:
+                self.table[self.d + 2 :].addmm_(left, H, alpha=-1)
+            else:
+                self.U_inv_T.addmm_(left[: self.d], H_inv, alpha=-1)
+                self.table[2 * self.d + 2 :].addmm_(left[self.d :], H, alpha=-1)
+        self.commit()
+
     def commit(self) -> None:
         """Make Q, ω, w̄ = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
         self._add_up()
@@ -98,7 +117,7 @@ class Stack(nn.Module):
 
     def _add_up(self) -> None:
         d, recent = self.d, self.recent
-        value = torch.add(self.base, recent, out=self.value[: d + 2])
+        value = torch.add(self.base, recent, out=self.table[: d + 2])
         value[:d] += recent[:d].T
 
     def fold(self) -> None:
@@ -129,7 +148,7 @@ class Stack(nn.Module):
     def _diagonals(self) -> Tensor:
         """Return the diagonals of U⁻ᵀ and U, a view (2,d)."""
         d = self.d
-        return self.value[d + 2 :].view(2, d, d).diagonal(dim1=1, dim2=2)
+        return self.table.as_strided((2, d), (d * d, d + 1), self.table.storage_offset() + (d + 2) * d)
 
     @contextmanager
     def changing_frame(self) -> Iterator[None]:
@@ -197,7 +216,7 @@ class Stack(nn.Module):
     def set_frame(self, U: Tensor | None = None) -> None:
         """Set U, the identity where None, and U⁻ᵀ from scratch in float64. The caller answers for V."""
         if U is None:
-            U = U_inv_T = torch.eye(self.d, dtype=torch.float64, device=self.value.device)
+            U = U_inv_T = torch.eye(self.d, dtype=torch.float64, device=self.table.device)
         else:
             U_inv_T = torch.linalg.inv(U).T
         self._set_frame(U, U_inv_T)
@@ -214,7 +233,7 @@ class Stack(nn.Module):
         # `exact` follows the device but never the dtype: module.float() must not round it.
         exact = self.exact
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.exact = exact.to(self.value.device)
+        self.exact = exact.to(self.table.device)
         self._rebase()
         return self
 

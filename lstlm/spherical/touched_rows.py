@@ -74,27 +74,27 @@ class TouchedRows:
         """Return numbers in the dtype and on the device of H."""
         return from_host(numbers, self.H)
 
-    def YYT(self) -> Tensor:
+    def YYT(self) -> Numbers:
         """Return YYᵀ (m,m): how much the targets of two examples coincide, weighted by do."""
         ids, do = self.ids, self.gradient.do
         if ids.shape[1] == 1:
-            # compared as floats, which is exact below 2²⁴ or 2⁵³ outputs and four times faster than as integers
-            y = ids.to(torch.float32 if self.state.D < 2**24 else torch.float64)
-            return torch.eq(y, y.T, out=do.new_empty(len(y), len(y))).mul_(do).mul_(do.T)
+            y, weight = to_host(ids), self.gradient.do_host
+            products: Numbers = (y == y.T) * (weight * weight.T)
+            return products
         words, column = torch.unique(ids, return_inverse=True)
         YT = do.new_zeros(len(words), len(ids))
         # accumulate: a word that is the target twice, even within one example, must count twice
         YT.index_put_((column.T, torch.arange(len(ids), device=ids.device)), do.T, accumulate=True)
-        return embedding_bag(column, YT, per_sample_weights=do, mode="sum")
+        return to_host(embedding_bag(column, YT, per_sample_weights=do, mode="sum"))
 
     def half_gram(self) -> Tensor:
         """Return half of EᵀE/η² (m,m), the other half being its transpose. O(m²d)."""
         g = self.gradient
         X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)  # dq ∘ HQ + YW + ds ⊗ w̄
-        half = (X @ self.H.T).mul_(self.tensor(2 * g.dq_host)).add_(self.YYT(), alpha=0.5)
-        if g.ds is None or g.ds_host is None:
-            return half
-        return half.addr_(g.ds, self.tensor(self.Yp() + (0.5 * self.state.p_norm2) * g.ds_host))
+        half = to_host(X @ self.H.T) * (2 * g.dq_host) + 0.5 * self.YYT()
+        if g.ds_host is not None:
+            half += np.outer(g.ds_host, self.Yp() + (0.5 * self.state.p_norm2) * g.ds_host)
+        return self.tensor(half)
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1. O(m²d)."""
@@ -111,15 +111,16 @@ class LowRank(TouchedRows):
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K). One product reads the state."""
         state, d = self.state, self.state.d
-        products = state.value @ self.H.T
-        self.HQ, self.HU_inv, self.HUT = products[:d].T, products[d + 2 : 2 * d + 2].T, products[2 * d + 2 :].T
-        self.H_omega, self.Hw_bar = products[d], products[d + 1]
+        # rows as in state.table, those of `recent` for later: what multiplies H to give the change of the state
+        self.products = products = self.H.new_empty(len(state.table), len(self.H))
+        torch.mm(state.value, self.H.T, out=products[: 3 * d + 2])
+        self.HQ, self.H_omega, self.Hw_bar = products[:d].T, products[d], products[d + 1]
         self.rows = state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
         if self.ids.shape[1] == 1:
             self.W_t = self._times_U(self.rows[:, 0], self.p)
             o = (self.H * self.W_t).sum(1, keepdim=True)
         else:
-            o = torch.linalg.vecdot(self.rows, self.HUT[:, None])
+            o = torch.linalg.vecdot(self.rows, products[2 * d + 2 : 3 * d + 2].T[:, None])
             o += self.H_omega[:, None] if self.p is None else self.H_omega[:, None] * self.p
         return (self.H * self.HQ).sum(1), self.Hw_bar, o
 
@@ -146,24 +147,23 @@ class LowRank(TouchedRows):
         Hp = H if P is None else H @ P
         b = 2 * eta * g.dq_host
         C, shrink = shrink_inverse(Hp @ H.T, b, eta)
-        J = C @ (self.HU_inv if P is None else Hp @ state.U_inv_T.T)
+        HU_inv_T, steps = self.products[d + 2 : 2 * d + 2], self.products[3 * d + 2 :]
+        JT = (HU_inv_T if P is None else state.U_inv_T @ Hp.T) @ C.T
 
-        ds = 0 if g.ds_host is None else g.ds_host
-        steps = H.new_empty(d + 2, len(H))  # what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
+        # steps: what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
         torch.addmm(self.grad_H.T, Hp.T, self.half_gram().T, beta=eta, alpha=-eta * eta, out=steps[:d])  # Rᵀ
-        omega_step = b * to_host(self.H_omega) + eta * ds
-        w_bar_step = b * to_host(self.Hw_bar) + eta * (self.Yp() + state.p_norm2 * ds)
-        steps[d:] = self.tensor(np.stack([omega_step, w_bar_step]))
-        do = self.tensor(-eta * g.do_host)
-        change = J * do if do.shape[1] == 1 else (do[..., None] * J[:, None]).flatten(0, 1)
+        ds = 0 if g.ds_host is None else g.ds_host
+        steps[d] = self.tensor(b * to_host(self.H_omega) + eta * ds)
+        steps[d + 1] = self.tensor(b * to_host(self.Hw_bar) + eta * (self.Yp() + state.p_norm2 * ds))
+        do, B = self.tensor(-eta * g.do_host), self.tensor(b)
+        if do.shape[1] == 1:
+            change = (JT * do[:, 0]).T.contiguous()
+        else:
+            change = (do[..., None] * JT.T[:, None]).flatten(0, 1)
         state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change)  # V − η YᵀJ
-        state.recent.addmm_(steps, Hp, alpha=-1)
-        B = self.tensor(b)[:, None]
-        BH = H * B
-        with state.changing_frame():
-            state.U_inv_T.addmm_(J.T, BH)
-            state.U.addmm_(self.HUT.T, BH if P is None else Hp * B, alpha=-1)
-        state.commit()
+        torch.mul(JT, -B, out=HU_inv_T)  # U⁻ᵀ + JᵀBH
+        self.products[2 * d + 2 : 3 * d + 2].mul_(B)  # U − (UHᵀ)BHp
+        state.subtract(self.products[d + 2 :], Hp, None if P is None else H)
         return shrink
 
 
