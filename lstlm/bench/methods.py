@@ -116,6 +116,11 @@ class Runner:
         assert h.grad is not None
         return h.grad
 
+    def expect(self, ids: Tensor) -> None:
+        """Hear the targets of the minibatches to come."""
+        if isinstance(self.layer, SphericalOutput):
+            self.layer.expect(ids)
+
     @property
     def last_loss(self) -> float:
         """The mean loss of the last step."""

@@ -16,6 +16,7 @@ from lstlm.bench.methods import SWEEPING, Method, Runner, learning_rate, make_la
 from lstlm.bench.records import Column, Record, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, available_memory, in_turn
 from lstlm.bench.workload import Workload
+from lstlm.data.ngrams import AHEAD
 from lstlm.errors import NumericsError
 
 SIZES = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 793_471)
@@ -62,6 +63,9 @@ class Outcome:
 class LayerSteps:
     """Timed steps of a layer on a stream of minibatches. Drawing a minibatch is not timed.
 
+    As in training, minibatches are drawn some at a time, and the layer hears their targets; what it makes of them is
+    timed with the first.
+
     Where the layer refuses an update because the learning rate is too large, the rate is halved and the step is
     repeated, as one would do in training; the refused step is not counted. Without a stabiliser the factors do leave
     the range of their type in time: then the layer is made anew, off the clock, and `restarts` tells how often.
@@ -71,14 +75,19 @@ class LayerSteps:
         self.runner, self._make, self._work, self._may_restart = make(), make, work, restart
         self.halvings = self.restarts = 0
         self._since_start = 0
+        self._drawn: list[tuple[Tensor, Tensor]] = []  # the next minibatches, last one first
 
     def __call__(self) -> tuple[float, float]:
-        h, ids = next(self._work)
+        expecting = 0.0
+        if not self._drawn:
+            self._drawn = [next(self._work) for _ in range(AHEAD)][::-1]
+            expecting = self._expect()
+        h, ids = self._drawn.pop()
         while True:
             try:
-                times = self._timed(h.clone(), ids)
+                spent, stabilise = self._timed(h.clone(), ids)
                 self._since_start += 1
-                return times
+                return spent + expecting, stabilise + expecting
             except NumericsError:
                 if self._may_restart and self._since_start >= _FEWEST_BETWEEN_RESTARTS:
                     self._restart()
@@ -87,6 +96,13 @@ class LayerSteps:
                 if self.halvings > _MOST_HALVINGS:
                     raise
                 self.runner.lr /= 2
+
+    def _expect(self) -> float:
+        """Tell the layer the targets that come; return the milliseconds."""
+        targets = torch.cat([ids for _, ids in self._drawn])
+        began = perf_counter()
+        self.runner.expect(targets)
+        return 1e3 * (perf_counter() - began)
 
     def _restart(self) -> None:
         lr = self.runner.lr

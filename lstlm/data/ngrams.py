@@ -21,6 +21,8 @@ BLOCK = 1024
 """Positions in a block: consecutive on disk, so 4 KiB, one page."""
 BUFFER_BLOCKS = 64
 """Blocks permuted together: 65,536 positions, and 256 KiB of ids, which stay in the L2 cache."""
+AHEAD = 16
+"""Batches that `coming` tells of at once."""
 
 
 class EpochOrder:
@@ -164,6 +166,14 @@ class Examples:
         built = self._windows.build(mine, self._sampler)
         edges = np.cumsum([0, *(high - low for low, high in bounds)]).tolist()
         self._ready = [(size, built.rows(edges[i], edges[i + 1])) for i, size in enumerate(sizes)][::-1]
+
+    def coming(self) -> I64 | None:
+        """Return the targets of the next batches, as far as they are built, at every AHEAD-th batch; else None."""
+        if self._batch % AHEAD:
+            return None
+        if not self._ready:
+            self._refill()
+        return np.concatenate([batch.target_ids.reshape(-1) for _, batch in self._ready[: -AHEAD - 1 : -1]])
 
     def __iter__(self) -> Iterator[Batch]:
         return self

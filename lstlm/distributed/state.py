@@ -70,6 +70,9 @@ class ShardedState(FactoredState):
         self.V[places] = rows[here]
         self.history.written(places)
 
+    def bring_forward(self, ids: Tensor) -> None:
+        """Do nothing: which rows of this rank the others' minibatches touch is not known here."""
+
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
         if not self.history.empty:
             self.write(ids, rows)

@@ -127,13 +127,11 @@ class SphericalHead(nn.Module):
 
     def _with_bias(self, h: Tensor) -> Tensor:
         """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""
-        m, d = len(h), self.state.d
-        if m >= d:
+        if len(h) >= self.state.d:
             return torch.nn.functional.pad(h, (0, int(self.has_bias)), value=1.0)
-        HT = h.new_empty(d, m)
+        HT = h.new_empty(self.state.d, len(h))
         HT[: self.hidden].copy_(h.T)
-        if self.has_bias:
-            HT[self.hidden] = 1
+        HT[self.hidden :] = 1
         return HT.T
 
     def _check(

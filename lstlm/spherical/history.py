@@ -12,10 +12,12 @@ The repairs x_1 … x_r of the open segment act on a row v that has seen τ of t
 and since a trailing block of M is the M of the trailing repairs alone, rows of every age go through one product. Y is
 what is kept: a new repair adds M_ij x_j to each y_i before it.
 After REPAIRS repairs the segment closes and U itself is absorbed (U becomes I). A row of a closed segment k goes
-through the rest of the repairs of k, then the product `after[k]` (d,d) of all segments since, then the open segment.
+through the rest of the repairs of k, then one product (d,d) of that U and all segments since, then the open segment.
+One that has seen none of the repairs of k needs a single product: that of k and all segments since.
 
-The cost of keeping this bounded is paid a little with every repair: one n-th of the rows is brought forward, in id
-order, so that the oldest segment is empty when its place is needed; and one n-th of the products is extended.
+The cost of keeping this bounded is paid a little with every repair: one n-th of the rows is brought to the start of the
+open segment, in id order, so that the oldest segment is empty when its place is needed; and one n-th of the products is
+extended.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class History(nn.Module):
     Y: Tensor
     U: Tensor
     unseen: Tensor
-    after: Tensor
+    onward: Tensor
     reached: Tensor
     swept_at: Tensor
     clock: Tensor
@@ -56,10 +58,10 @@ class History(nn.Module):
         self.register_buffer("X", like.new_zeros(slots, repairs, d))
         self.register_buffer("Y", like.new_zeros(slots, repairs, d))
         self.register_buffer("U", like.new_zeros(slots, d, d))  # what the segment itself multiplies by, closed
-        self.register_buffer("after", like.new_zeros(slots, d, d))
+        self.register_buffer("onward", like.new_zeros(slots, 2, d, d))  # to the open segment: from its start, its end
         unseen = like.new_ones(repairs + 1, repairs).triu() if repairs else like.new_ones(0, 0)
         self.register_buffer("unseen", unseen, persistent=False)  # row τ: which repairs one that has seen τ has not
-        self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `after` covers segments below this
+        self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `onward` covers segments below this
         self.register_buffer("swept_at", torch.zeros(slots, dtype=torch.int64))  # rows swept before it closed
         self.register_buffer("clock", torch.zeros(3, dtype=torch.int64))
         self._sync()
@@ -90,9 +92,14 @@ class History(nn.Module):
         return range(max(0, self.open - self.segments), self.open)
 
     @property
+    def start(self) -> int:
+        """The stamp of a row that has seen everything up to the open segment."""
+        return self.open * (REPAIRS + 1)
+
+    @property
     def now(self) -> int:
         """The stamp of a row that has seen everything."""
-        return self.open * (REPAIRS + 1) + self.count
+        return self.start + self.count
 
     # ---- reading -------------------------------------------------------------------------------------------------
     def bring_forward(self, rows: Tensor, ids: Tensor | slice) -> Tensor:
@@ -100,35 +107,46 @@ class History(nn.Module):
         if self.empty or len(rows) == 0:
             return rows
         stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
-        segment, seen = stamp // (REPAIRS + 1), stamp % (REPAIRS + 1)
-        if segment.min() < self.open:
-            rows = self._to_open_segment(rows, segment, seen)
-            seen = np.where(segment < self.open, 0, seen)
-        return self._repair(self.open, rows, seen, self.count)
+        if stamp.min() < self.start:
+            rows = self._to_open_segment(rows, stamp)
+        return self._repair(self.open, rows, np.maximum(stamp - self.start, 0), self.count)
 
-    def _to_open_segment(self, rows: Tensor, segment: Numbers, seen: Numbers) -> Tensor:
+    def bring_to_open_segment(self, V: Tensor, ids: Tensor) -> None:
+        """Change those rows of V (D,d) among ids (n,) that are in closed segments: to the start of the open one."""
+        stamp = to_host(self.stamp.index_select(0, ids))
+        old = np.unique(to_host(ids)[stamp < self.start])
+        if len(old):
+            ids = torch.from_numpy(old).to(ids.device)
+            stamp = to_host(self.stamp.index_select(0, ids))
+            V.index_copy_(0, ids, self._to_open_segment(V.index_select(0, ids), stamp))
+            self.stamp.index_fill_(0, ids, self.start)
+
+    def _to_open_segment(self, rows: Tensor, stamp: Numbers) -> Tensor:
         """Take the rows that are in closed segments to the start of the open one, segment by segment."""
-        order = segment.argsort(kind="stable")
+        order = stamp.argsort(kind="stable")
         rows = rows.index_select(0, torch.from_numpy(order).to(rows.device))
-        old, starts = np.unique(segment[order], return_index=True)
-        for number, start, stop in zip(old.tolist(), starts.tolist(), [*starts.tolist()[1:], len(rows)], strict=True):
-            if number < self.open:
-                rows[start:stop] = self._leave(number, rows[start:stop], seen[order[start:stop]])
+        old = stamp[order[: np.count_nonzero(stamp < self.start)]]
+        segment, seen = np.divmod(old, REPAIRS + 1)
+        numbers, starts = np.unique(segment, return_index=True)
+        for number, start, stop in zip(numbers.tolist(), starts, [*starts[1:], len(old)], strict=True):
+            rows[start:stop] = self._leave(number, rows[start:stop], seen[start:stop])
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return rows.index_select(0, torch.from_numpy(back).to(rows.device))
 
     def _leave(self, segment: int, rows: Tensor, seen: Numbers) -> Tensor:
-        """Take rows of a closed segment to the start of the open one."""
+        """Take rows of a closed segment, those that have seen least first, to the start of the open one."""
         slot = segment % (self.segments + 1)
-        rows = self._repair(segment, rows, seen, REPAIRS) @ self.after[slot]
+        at_start = int(seen.searchsorted(1))
+        begun = self._repair(segment, rows[at_start:], seen[at_start:], REPAIRS)
+        rows = torch.cat([rows[:at_start] @ self.onward[slot, 0], begun @ self.onward[slot, 1]])
         for later in range(int(self.reached[slot]), self.open):
             rows = rows @ self.U[later % (self.segments + 1)]
         return rows
 
     def _repair(self, segment: int, rows: Tensor, seen: Numbers, count: int) -> Tensor:
         """v ← v + ((v Xᵀ) ∘ [j > seen]) Y over the first `count` repairs of a segment. Unused repairs are zero."""
-        if count == 0:
+        if count == 0 or len(rows) == 0:
             return rows
         slot = segment % (self.segments + 1)
         unseen = self.unseen.index_select(0, torch.from_numpy(seen).to(rows.device))[:, :count]
@@ -156,8 +174,8 @@ class History(nn.Module):
     def close(self, U: Tensor) -> None:
         """End the open segment, absorbing U (d,d); the caller sets U ← I and has swept enough for a free place."""
         slot = self.open % (self.segments + 1)
-        self.after[slot] = U
         self.U[slot] = U + self.X[slot].T @ (self.Y[slot] @ U)
+        self.onward[slot, 0], self.onward[slot, 1] = self.U[slot], U
         self.swept_at[slot] = self.swept
         self.reached[slot] = self.open + 1
         following = (self.open + 1) % (self.segments + 1)
@@ -166,17 +184,21 @@ class History(nn.Module):
         self._tick(open=self.open + 1, count=0)
 
     def extend(self, products: int) -> None:
-        """Let `after` of up to `products` closed segments catch up with one more segment each. O(d³) each."""
+        """Let `onward` of up to `products` closed segments catch up with one more segment each. O(d³) each."""
         for segment in self.live:
             slot = segment % (self.segments + 1)
             if products > 0 and int(self.reached[slot]) < self.open:
-                self.after[slot] = self.after[slot] @ self.U[int(self.reached[slot]) % (self.segments + 1)]
+                self.onward[slot] = self.onward[slot] @ self.U[int(self.reached[slot]) % (self.segments + 1)]
                 self.reached[slot] += 1
                 products -= 1
 
     def advance(self, rows: int) -> None:
         """Count rows that were brought forward in id order."""
         self._tick(swept=self.swept + rows)
+
+    def rows_due(self) -> int:
+        """Rows to bring forward by now, so that all have been when so many segments have closed as there may be."""
+        return self.D * (self.open * REPAIRS + self.count) // (self.segments * REPAIRS) - self.swept
 
     def rows_to_sweep(self) -> int:
         """Rows to bring forward before the next close, so that its place in the ring is free."""

@@ -30,7 +30,7 @@ METHODS = ("lazy", "svd", "power", "restore", "none")
 PAPER_RANGE = (1e-3, 1e2)
 PAPER_PERIOD = 100
 LAZY_RANGE = (0.1, 10.0)
-SWEEP_ROWS = 256  # rows brought forward at a time
+SWEEP_ROWS = 512  # rows brought forward at a time: fewer would read the products of all segments for little
 OVERSHOOT = 0.5  # of `high`: where `lazy` puts a value that fell below `low`, for it will go on falling
 
 
@@ -202,7 +202,9 @@ class Lazy(Stabiliser):
         for x, alpha in zip(X, alphas, strict=True):
             history.record(x, alpha)
         history.extend(-(-history.segments * len(X) // REPAIRS))
-        report.rows_swept += sweep_some(state, -(-history.D * len(X) // (history.segments * REPAIRS)))
+        due = history.rows_due()
+        if due >= SWEEP_ROWS:
+            report.rows_swept += sweep_some(state, due)
         report.repaired += len(X)
 
 
@@ -216,14 +218,15 @@ def orthonormal(X: Numbers) -> Numbers:
 
 
 def sweep_some(state: FactoredState, rows: int) -> int:
-    """Bring the next `rows` rows, in id order, to the current frame, and count them."""
+    """Bring the next `rows` rows, in id order, to the start of the open segment, and count them."""
     history, left = state.history, rows
     while left > 0:
         start = history.swept % state.stored_rows
-        block = slice(start, min(start + min(left, SWEEP_ROWS), state.stored_rows))
-        state.write(block, state.read(block))
-        history.advance(block.stop - block.start)
-        left -= block.stop - block.start
+        block = torch.arange(start, min(start + min(left, SWEEP_ROWS), state.stored_rows), device=state.V.device)
+        if history.open:
+            history.bring_to_open_segment(state.V, block)
+        history.advance(len(block))
+        left -= len(block)
     return rows
 
 

@@ -67,6 +67,11 @@ class FactoredState(Stack):
             self.V.index_copy_(0, ids, rows)
         self.history.written(ids)
 
+    def bring_forward(self, ids: Tensor) -> None:
+        """Take the rows of ids (n,) through the repairs of all closed segments, all at once."""
+        if self.history.open:
+            self.history.bring_to_open_segment(self.V, ids)
+
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
         """V[ids] ← rows + change, where `rows` is what read(ids) gave; changes of a repeated id add up."""
         if not self.history.empty:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lstlm.config import Config
@@ -30,6 +32,9 @@ class Stream(Protocol):
     batches_per_epoch: int
 
     def __next__(self) -> Batch: ...
+
+    def coming(self) -> NDArray[np.int64] | None:
+        """Return the targets of the next batches, now and then; else None."""
 
     def state(self) -> dict[str, int]:
         """Return the position."""
@@ -64,6 +69,7 @@ class Learner:
         self.seconds_before = 0.0  # spent by an earlier run on what this one found ready
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
         self.grad_norm: float | None = None  # of the output weights, at the last measured step
+        self._expect: Callable[[Tensor], None] | None = getattr(self.network.output, "expect", None)
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
 
     def step(self, lr_scale: float, *, measured: bool = True) -> Step:
@@ -73,10 +79,14 @@ class Learner:
         kept, and the next call tries it again.
         """
         self.clock.start(measured=measured)
+        coming = None if self._batch else self.examples.coming()
         batch = self._batch = self._batch or next(self.examples)
         context, ids = self._place(batch.context), self._place(batch.target_ids)
         values = None if batch.target_values is None else self._place(batch.target_values)
         self.clock.lap("data")
+        if coming is not None and self._expect is not None:
+            self._expect(self._place(coming))
+            self.clock.lap("stabilise")
         self.optimisers.zero()
         hidden = self.network.encode(context)
         self.clock.lap("hidden_forward")

@@ -31,6 +31,9 @@ class Sweeps:
     def __next__(self) -> Batch:
         raise StopIteration("a sweep takes all rows at once; it has no batches")
 
+    def coming(self) -> None:
+        """Tell of nothing: a sweep takes all rows."""
+
     def state(self) -> dict[str, int]:
         """Return how many sweeps were made."""
         return {"epoch": self.epoch}

@@ -99,6 +99,42 @@ def test_resume_at_any_position_continues_the_same_sequence(
             assert first.state() == second.state()
 
 
+def told(examples: Examples, batches: int) -> list[list[int] | None]:
+    """Return what `coming` tells before each of the next batches."""
+    found = []
+    for _ in range(batches):
+        coming = examples.coming()
+        found.append(None if coming is None else coming.tolist())
+        next(examples)
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases, st.integers(0, 40))
+def test_coming_tells_the_next_targets_wherever_one_resumes(
+    case: tuple[int, int, int, str, tuple[int, int]], taken: int
+) -> None:
+    """A resumed run must hear the same at the same batch: what it does with it decides the last bits."""
+    words, batch_size, world, kind, (block, blocks) = case
+    split, vocabulary = make(max(words, world))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ngrams, "BLOCK", block)
+        patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)
+        patch.setattr(ngrams, "AHEAD", 4)
+        arguments = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 1, "world": world}
+        whole, after = (Examples(split, vocabulary, **arguments) for _ in range(2))
+        before = told(whole, taken)
+        after.restore(whole.state())
+        rest = told(whole, 12)
+        assert told(after, 12) == rest
+        again = Examples(split, vocabulary, **arguments)
+        targets = [batch.target_ids.reshape(-1).tolist() for batch in islice(again, taken + 12 + 4)]
+    for at, coming in enumerate(before + rest):
+        if coming is not None:
+            follow = [target for batch in targets[at : at + 4] for target in batch]
+            assert coming and coming == follow[: len(coming)]
+
+
 def test_order_depends_on_seed_and_epoch_and_is_not_that_of_the_corpus() -> None:
     split, vocabulary = make(300)
     arguments = {"context": 2, "kind": "previous", "batch_size": 16}

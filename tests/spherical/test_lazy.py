@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lstlm.errors import ConfigError
 from lstlm.spherical import SphericalOutput
 from lstlm.spherical.stabilise import sweep_some
 from tests.spherical.oracle import (
@@ -65,6 +66,12 @@ class Run:
     def sweep(self, rows: int) -> None:
         assert sweep_some(self.layer.head.state, rows) == rows
 
+    def expect(self, ids: int) -> None:
+        """Hear of some targets, one of them twice."""
+        random = torch.Generator().manual_seed(ids)
+        coming = torch.randint(len(self.dense.W), (ids + 1, 2), generator=random)
+        self.layer.head.expect(torch.cat([coming, coming[:1]]))
+
     def resize(self, pick: int) -> None:
         D = len(self.dense.W)
         keep = torch.randperm(D, generator=torch.Generator().manual_seed(pick))[: D - pick % 3]
@@ -96,6 +103,7 @@ class Run:
 EVENTS = st.one_of(
     st.tuples(st.just("touch"), st.integers(1, 8)),
     st.tuples(st.just("sweep"), st.integers(0, 40)),
+    st.tuples(st.just("expect"), st.integers(0, 20)),
     st.tuples(st.just("resize"), st.integers(0, 20)),
     st.tuples(st.sampled_from(["reload", "decay", "restore", "check"]), st.just(0)),
 )
@@ -120,6 +128,26 @@ def test_the_events_above_do_close_segments(repairs: int) -> None:
         assert history.open > 3 * (history.segments + 1), "the ring of closed segments has not turned three times"
         assert len(history.stamp.unique()) > 2, "rows of several ages"
         run.check(0)
+
+
+def test_expected_rows_are_brought_out_of_closed_segments() -> None:
+    with short_segments(3):
+        run = Run("squared")
+        run.touch(60)
+        head = run.layer.head
+        history, ids = head.state.history, torch.arange(D)
+        assert int(history.stamp.min()) < history.start, "some row is in a closed segment"
+        before = head.weight()
+        head.expect(ids.repeat(2))
+        assert int(history.stamp.min()) >= history.start
+        torch.testing.assert_close(head.weight(), before, **EXACT)
+        run.touch(5)
+        run.check(0)
+
+
+def test_expecting_what_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target id 29 is outside the vocabulary of 29"):
+        Run("squared").layer.head.expect(torch.tensor([0, D]))
 
 
 @pytest.mark.parametrize("loss", ["squared", "taylor"])
