@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, positive_definite
 from lstlm.spherical.dense import DenseState
-from lstlm.spherical.host import from_host, to_host
+from lstlm.spherical.host import from_host, rounded, to_host
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
 from lstlm.spherical.pending import Pending, Step, gradient_of
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
@@ -65,7 +65,6 @@ class SphericalHead(nn.Module):
         losses: Tensor = _Losses.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
         return losses if weight is None else losses * weight
 
-    @torch.no_grad()
     def learn(
         self,
         h: Tensor,
@@ -83,18 +82,20 @@ class SphericalHead(nn.Module):
         """
         ids, values = self._check(h, target_ids, target_values, weight)
         self._pending.clear()
-        pending, losses = self._forward(h, ids, values)
-        mean = np.full(len(h), 1 / len(pending.step.H))
-        gradient = self._backward(pending, torch.from_numpy(mean) if weight is None else weight)
-        self._update(lr, weight_decay)
-        return losses, gradient
+        gradient = torch.empty_like(h, requires_grad=False)
+        with torch.inference_mode():  # its tensors, which are cheaper, are of no use outside: hence the copy
+            pending = self._forward(h, ids, values)
+            mean = torch.full((len(h),), 1 / len(pending.step.H), dtype=torch.float64)
+            gradient.copy_(self._backward(pending, mean if weight is None else weight))
+            self._update(lr, weight_decay)
+        return self._own(from_host(pending.partials.value, h)), gradient
 
-    def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Pending, Tensor]:
+    @np.errstate(all="ignore")
+    def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> Pending:
         H, ids, values = self._gather(self._with_bias(h), ids, values)
         step = self._begin(H, ids)
-        with np.errstate(all="ignore"):
-            partials = self._partials(step, values)
-            return Pending(step, values, partials), self._own(from_host(partials.value, h))
+        partials = self._partials(step, values)
+        return Pending(step, values, partials._replace(value=rounded(partials.value, h)))
 
     def _backward(self, pending: Pending, upstream: Tensor) -> Tensor:
         """Note the upstream gradient (m,) and return that of h (m,hidden)."""
@@ -108,8 +109,7 @@ class SphericalHead(nn.Module):
         return grad_H[:, : self.hidden]
 
     def _begin(self, H: Tensor, ids: Tensor) -> Step:
-        state = self.state
-        return begin(state, H, ids) if isinstance(state, FactoredState) else state.begin(H, ids)
+        return begin(state, H, ids) if isinstance(state := self.state, FactoredState) else state.begin(H, ids)
 
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
@@ -153,7 +153,7 @@ class SphericalHead(nn.Module):
         return merge_repeated(ids, self._ones)
 
     # ---- update --------------------------------------------------------------------------------------------------
-    @torch.no_grad()
+    @torch.inference_mode()
     def update(self, lr: float, weight_decay: float = 0.0, preconditioner: Tensor | None = None) -> None:
         """W ← (1 − lr·weight_decay) W − lr ∇W P, for exactly the upstream gradients that backward() delivered.
 
@@ -266,7 +266,7 @@ class SphericalHead(nn.Module):
         everything = torch.arange(stored, device=h.device) * every + kept
         return lambda: ((everything[rows], partial(scores, rows)) for rows in parts)
 
-    # ---- hooks for a layer whose rows and examples are spread over processes; here everything is at home -----------
+    # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
     def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the best k of everyone's best (m,k) and their ids, given those of the rows kept here."""
         return scores, ids
@@ -304,7 +304,7 @@ class SphericalHead(nn.Module):
         D, d = self.state.D, self.state.d
         if W.shape not in ((D, d), (D, self.hidden)):
             raise ConfigError(f"W has shape {tuple(W.shape)}; expected ({D}, {self.hidden}) or ({D}, {d})")
-        full = torch.zeros(D, d, dtype=self.state.like.dtype, device=self.state.like.device)
+        full = self.state.like.new_zeros(D, d)
         full[:, : W.shape[1]] = W
         self._pending.clear()
         self.state.reset(full)
@@ -319,9 +319,9 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        ctx.head = head  # type: ignore[attr-defined]
-        ctx.pending, losses = head._forward(h, ids, values)  # type: ignore[attr-defined]
-        return losses
+        pending = head._forward(h, ids, values)
+        ctx.head, ctx.pending = head, pending  # type: ignore[attr-defined]
+        return head._own(from_host(pending.partials.value, h))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:

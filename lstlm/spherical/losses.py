@@ -131,7 +131,7 @@ class CustomLoss(SphericalLoss):
         self.fn = fn
 
     def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             q_, s_, o_ = inputs = [torch.as_tensor(x).detach().clone().requires_grad_() for x in (q, s, o)]
             value = self.fn(q_, s_, o_, torch.as_tensor(t), D)
             if value.shape != q.shape:

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from lstlm.spherical.host import to_host
 
 FOLD_EVERY = 128
 
@@ -133,7 +135,7 @@ class Stack(nn.Module):
         """Compute what is derived: base from `exact`, Q, ω, w̄ from both, and the diagonals from `deviation`."""
         self.base.copy_(self.exact)
         self._add_up()
-        torch.add(self.deviation, 1, out=self._diagonals())
+        self._restore_diagonals()
 
     def _refine_inverse(self) -> None:
         """Take one of Newton's steps: U⁻¹ ← U⁻¹ + U⁻¹(I − U U⁻¹), in float64. O(d³).
@@ -145,19 +147,25 @@ class Stack(nn.Module):
         residual.diagonal().add_(1)
         self._set_frame(U, U_inv_T.addmm_(residual, U_inv_T))
 
-    def _diagonals(self) -> Tensor:
-        """Return the diagonals of U⁻ᵀ and U, a view (2,d)."""
+    def _diagonals(self) -> tuple[Any, Any]:
+        """Return the diagonals of U⁻ᵀ and U, a view (2,d), and `deviation`; as numpy arrays on the CPU, see `host`."""
         d = self.d
-        return self.table.as_strided((2, d), (d * d, d + 1), self.table.storage_offset() + (d + 2) * d)
+        table, deviation = (to_host(x) if x.is_cpu else x for x in (self.table, self.deviation))
+        return table[d + 2 : 3 * d + 2].reshape(2, d * d)[:, :: d + 1], deviation
 
     @contextmanager
     def changing_frame(self) -> Iterator[None]:
         """While changes are added to U and U⁻ᵀ, the diagonals are without their 1."""
-        diagonals = self._diagonals()
-        diagonals.copy_(self.deviation)
+        diagonals, deviation = self._diagonals()
+        diagonals[:] = deviation
         yield
-        self.deviation.copy_(diagonals)
-        diagonals.add_(1)
+        deviation[:] = diagonals
+        diagonals += 1
+
+    def _restore_diagonals(self) -> None:
+        """Compute the diagonals from `deviation`."""
+        diagonals, deviation = self._diagonals()
+        diagonals[:] = deviation + 1
 
     def assign(self, **gram: Tensor) -> None:
         """Set Q, omega or w_bar to new float64 values."""
@@ -225,7 +233,7 @@ class Stack(nn.Module):
         self.U.copy_(U)
         self.U_inv_T.copy_(U_inv_T)
         self.deviation.copy_(torch.stack([U_inv_T.diagonal(), U.diagonal()]) - 1)
-        torch.add(self.deviation, 1, out=self._diagonals())  # the same to the last bit as after loading
+        self._restore_diagonals()  # the same to the last bit as after loading
         self.counters.version += 1
 
     # ---- module plumbing -----------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class LowRank(TouchedRows):
         b = 2 * eta * g.dq_host
         C, shrink = shrink_inverse(Hp @ H.T, b, eta)
         HU_inv_T, steps = self.products[d + 2 : 2 * d + 2], self.products[3 * d + 2 :]
-        JT = (HU_inv_T if P is None else state.U_inv_T @ Hp.T) @ C.T
+        J = C @ (HU_inv_T.T if P is None else Hp @ state.U_inv_T.T)
 
         # steps: what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
         torch.addmm(self.grad_H.T, Hp.T, self.half_gram().T, beta=eta, alpha=-eta * eta, out=steps[:d])  # Rᵀ
@@ -156,12 +156,9 @@ class LowRank(TouchedRows):
         steps[d] = self.tensor(b * to_host(self.H_omega) + eta * ds)
         steps[d + 1] = self.tensor(b * to_host(self.Hw_bar) + eta * (self.Yp() + state.p_norm2 * ds))
         do, B = self.tensor(-eta * g.do_host), self.tensor(b)
-        if do.shape[1] == 1:
-            change = (JT * do[:, 0]).T.contiguous()
-        else:
-            change = (do[..., None] * JT.T[:, None]).flatten(0, 1)
+        change = J * do if do.shape[1] == 1 else (do[..., None] * J[:, None]).flatten(0, 1)
         state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change)  # V − η YᵀJ
-        torch.mul(JT, -B, out=HU_inv_T)  # U⁻ᵀ + JᵀBH
+        torch.mul(J.T, -B, out=HU_inv_T)  # U⁻ᵀ + JᵀBH
         self.products[2 * d + 2 : 3 * d + 2].mul_(B)  # U − (UHᵀ)BHp
         state.subtract(self.products[d + 2 :], Hp, None if P is None else H)
         return shrink

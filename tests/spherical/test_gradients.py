@@ -233,6 +233,33 @@ def test_learn_forgets_a_backward_pass_that_was_not_followed_by_an_update() -> N
     assert_same_weights(layer, dense.W)
 
 
+def test_what_learn_returns_is_of_use_to_autograd_and_in_place() -> None:
+    layer = Layer(random_weight(D, d), "z")
+    below = torch.randn(d - 1, d - 1, dtype=torch.float64, requires_grad=True)
+    h = torch.randn(4, d - 1, dtype=torch.float64) @ below
+    losses, gradient = layer.head.learn(h, torch.tensor([1, 2, 3, 1]), 0.1)
+    h.backward(gradient)
+    assert below.grad is not None and float(below.grad.abs().sum()) > 0
+    below.grad += gradient.mul_(2).sum() + losses.add_(1).sum()
+    (below * losses.mean()).sum().backward()
+    layer.head(h.detach(), torch.tensor([1, 2, 3, 1])).mean().backward()
+    layer.head.update(0.1)
+
+
+def test_learn_with_a_loss_that_autograd_differentiates() -> None:
+    def fn(q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Tensor:
+        return q + (t * (t - 2 * o)).sum(1)  # the squared error once more
+
+    W = random_weight(D, d)
+    layer, dense = Layer(W, "squared"), Dense(W, "squared")
+    layer.head.loss = CustomLoss(fn)
+    for step in range(3):
+        batch = make_batch(step, D, d, 4)
+        got = layer.head.learn(batch.H[:, :-1], batch.ids, RATE["squared"] / 4, batch.values)
+        assert_same_step(got, dense.step(batch, RATE["squared"] / 4))
+    assert_same_weights(layer, dense.W)
+
+
 def test_there_is_no_second_derivative() -> None:
     layer = Layer(random_weight(D, d), "z")
     h = torch.randn(3, d - 1, dtype=torch.float64, requires_grad=True)
