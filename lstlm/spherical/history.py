@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from lstlm.spherical.host import Numbers, to_host
 
-REPAIRS = 256  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
-MOST_SEGMENTS = 16  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
+REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
+MOST_SEGMENTS = 32  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
 
 
 class History(nn.Module):
@@ -107,42 +107,39 @@ class History(nn.Module):
         if self.empty or len(rows) == 0:
             return rows
         stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
-        if stamp.min() < self.start:
-            rows = self._to_open_segment(rows, stamp)
+        old = np.flatnonzero(stamp < self.start)
+        if len(old):
+            old = old[stamp[old].argsort()]
+            places = torch.from_numpy(old).to(rows.device)
+            rows.index_copy_(0, places, self._to_open_segment(rows.index_select(0, places), stamp[old]))
         return self._repair(self.open, rows, np.maximum(stamp - self.start, 0), self.count)
 
     def bring_to_open_segment(self, V: Tensor, ids: Tensor) -> None:
         """Change those rows of V (D,d) among ids (n,) that are in closed segments: to the start of the open one."""
         stamp = to_host(self.stamp.index_select(0, ids))
-        old = np.unique(to_host(ids)[stamp < self.start])
-        if len(old):
-            ids = torch.from_numpy(old).to(ids.device)
-            stamp = to_host(self.stamp.index_select(0, ids))
+        by_age = np.unique(np.stack([stamp, to_host(ids)])[:, stamp < self.start], axis=1)
+        stamp, ids = by_age[0], torch.from_numpy(by_age[1]).to(ids.device)
+        if len(ids):
             V.index_copy_(0, ids, self._to_open_segment(V.index_select(0, ids), stamp))
             self.stamp.index_fill_(0, ids, self.start)
 
     def _to_open_segment(self, rows: Tensor, stamp: Numbers) -> Tensor:
-        """Take the rows that are in closed segments to the start of the open one, segment by segment."""
-        order = stamp.argsort(kind="stable")
-        rows = rows.index_select(0, torch.from_numpy(order).to(rows.device))
-        old = stamp[order[: np.count_nonzero(stamp < self.start)]]
-        segment, seen = np.divmod(old, REPAIRS + 1)
+        """Return rows of closed segments, oldest first, as they are at the start of the open one."""
+        taken = torch.empty_like(rows)
+        segment, seen = np.divmod(stamp, REPAIRS + 1)
         numbers, starts = np.unique(segment, return_index=True)
-        for number, start, stop in zip(numbers.tolist(), starts, [*starts[1:], len(old)], strict=True):
-            rows[start:stop] = self._leave(number, rows[start:stop], seen[start:stop])
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return rows.index_select(0, torch.from_numpy(back).to(rows.device))
+        for number, start, stop in zip(numbers.tolist(), starts, [*starts[1:], len(rows)], strict=True):
+            self._leave(number, rows[start:stop], seen[start:stop], out=taken[start:stop])
+        return taken
 
-    def _leave(self, segment: int, rows: Tensor, seen: Numbers) -> Tensor:
+    def _leave(self, segment: int, rows: Tensor, seen: Numbers, out: Tensor) -> None:
         """Take rows of a closed segment, those that have seen least first, to the start of the open one."""
         slot = segment % (self.segments + 1)
-        at_start = int(seen.searchsorted(1))
-        begun = self._repair(segment, rows[at_start:], seen[at_start:], REPAIRS)
-        rows = torch.cat([rows[:at_start] @ self.onward[slot, 0], begun @ self.onward[slot, 1]])
+        fresh = int(seen.searchsorted(1))
+        torch.mm(rows[:fresh], self.onward[slot, 0], out=out[:fresh])
+        torch.mm(self._repair(segment, rows[fresh:], seen[fresh:], REPAIRS), self.onward[slot, 1], out=out[fresh:])
         for later in range(int(self.reached[slot]), self.open):
-            rows = rows @ self.U[later % (self.segments + 1)]
-        return rows
+            out.copy_(out @ self.U[later % (self.segments + 1)])
 
     def _repair(self, segment: int, rows: Tensor, seen: Numbers, count: int) -> Tensor:
         """v ← v + ((v Xᵀ) ∘ [j > seen]) Y over the first `count` repairs of a segment. Unused repairs are zero."""

@@ -202,9 +202,7 @@ class Lazy(Stabiliser):
         for x, alpha in zip(X, alphas, strict=True):
             history.record(x, alpha)
         history.extend(-(-history.segments * len(X) // REPAIRS))
-        due = history.rows_due()
-        if due >= SWEEP_ROWS:
-            report.rows_swept += sweep_some(state, due)
+        report.rows_swept += sweep_some(state, history.rows_due() // SWEEP_ROWS * SWEEP_ROWS)
         report.repaired += len(X)
 
 
