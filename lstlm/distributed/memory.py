@@ -54,34 +54,47 @@ class SharedMemory:
 
     def gather(self, out: Tensor, x: Tensor, sizes: Sequence[int]) -> None:
         """Fill `out` by the rows of all ranks one after the other; `sizes` says how many each has."""
-        self._receive(out, x, [0] * self.world, sizes)
+        self._receive(out, x, [0] * self.world, sizes, for_others=True)
 
     def exchange(self, out: Tensor, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> None:
         """Send the first send[0] rows of x to rank 0, and so on; fill `out` by what was received, by rank."""
-        self._receive(out, x, [0, *accumulate(send)][:-1], receive)
+        self._receive(out, x, [0, *accumulate(send)][:-1], receive, for_others=False)
 
-    def _receive(self, out: Tensor, x: Tensor, rows: Sequence[int], receive: Sequence[int]) -> None:
-        """Fill `out` by what the ranks have for this one; what this one has for rank r starts at row rows[r] of x."""
-        row = _bytes_of(x[0]) if len(x) else 0  # 0 where there is nothing to send
-        found = _flat(out).split([count * _bytes_of(out[0]) for count in receive]) if len(out) else ()
-        for begins, pieces, firsts in self._rounds(x, [first * row for first in rows]):
-            for target, piece, first in zip(found, pieces, firsts, strict=False):  # nothing is found where out is empty
+    def _receive(
+        self, out: Tensor, x: Tensor, rows: Sequence[int], receive: Sequence[int], *, for_others: bool
+    ) -> None:
+        """Fill `out` by what the ranks have for this one; what this one has for rank r starts at row rows[r] of x.
+
+        What it has for itself does not go through the memory, unless it is `for_others` too.
+        """
+        count, first = receive[self.rank], rows[self.rank]
+        row = _flat(x[:1]).numel()  # 0 where there is nothing to send
+        for_me = slice(0, 0) if for_others else slice(first * row, (first + count) * row)
+        found = out.split(list(receive))
+        for begins, pieces, firsts in self._rounds(x, [start * row for start in rows], for_me):
+            for rank, (target, piece, first) in enumerate(zip(map(_flat, found), pieces, firsts, strict=True)):
                 # bytes [begins, begins + PART) of the message are here, [first, first + len(target)) are wanted
                 low, high = max(first, begins), min(first + len(target), begins + PART)
-                if low < high:
+                if low < high and rank != self.rank:
                     target[low - first : high - first] = piece[low - begins : high - begins]
+        found[self.rank].copy_(x[rows[self.rank] :][:count])
 
-    def _rounds(self, x: Tensor, starts: Sequence[int]) -> Iterator[tuple[int, list[Tensor], list[int]]]:
-        """Show x to the others, PART bytes at a time; yield where this piece begins, everyone's part, and where in
-        everyone's message that for this rank starts.
+    def _rounds(
+        self, x: Tensor, starts: Sequence[int], left_out: slice = slice(0, 0)
+    ) -> Iterator[tuple[int, list[Tensor], list[int]]]:
+        """Show the bytes of x but for `left_out` to the others, PART of them at a time.
+
+        Yields where this piece begins, everyone's part, and where in everyone's message that for this rank starts.
         """
         message = _flat(x)
         begins, longest = 0, 1
         while begins < longest:
             parts, heads = self._data[self._turn], self._heads[self._turn]
             heads[self.rank, : 1 + self.world] = [len(message), *starts]
-            piece = message[begins : begins + PART]
-            parts[self.rank][: len(piece)] = piece
+            for low, high in ((0, left_out.start), (left_out.stop, len(message))):
+                low, high = max(low, begins), min(high, begins + PART)
+                if low < high:
+                    parts[self.rank][low - begins : high - begins] = message[low:high]
             self._meet()
             self._turn = 1 - self._turn
             longest = int(heads[:, 0].max())
@@ -186,6 +199,3 @@ def _flat(x: Tensor) -> Tensor:
     """Return the bytes of x, contiguous."""
     return x.reshape(-1).view(torch.uint8)
 
-
-def _bytes_of(x: Tensor) -> int:
-    return x.numel() * x.element_size()

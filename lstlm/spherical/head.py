@@ -84,7 +84,7 @@ class SphericalHead(nn.Module):
         ids, values = self._check(h, target_ids, target_values, weight)
         self._pending.clear()
         pending, losses = self._forward(h, ids, values)
-        mean = np.full(len(h), 1 / len(pending.step.H))
+        mean = np.full(len(h), 1 / len(pending.step.ids))
         gradient = self._backward(pending, torch.from_numpy(mean) if weight is None else weight)
         self._update(lr, weight_decay)
         return losses, gradient
