@@ -125,7 +125,7 @@ class Routes:
         self.ranks = ranks
         parts, own = ranks.parts(len(owner)), owner[ranks.part(len(owner))]
         came = (owner == ranks.rank).any(1)
-        self.coming = [int(part.sum()) for part in came.split(parts)]
+        self.coming = [int(part.sum()) for part in torch.split(came, parts)]
         going = [(own == rank).any(1).nonzero().squeeze(1) for rank in range(ranks.world)]
         self.going, self.order, self.own = [len(examples) for examples in going], torch.cat(going), len(own)
 
