@@ -45,6 +45,7 @@ class Plan:
     layers: int = 2
     threads: int = 1
     seconds: float = 4.0
+    share_memory: bool = True  # else through gloo, as ranks on several machines do
 
     def config(self, vocab: int, m: int) -> Config:
         """Return the model: the paper's, with the factored layer and the Z-loss."""
@@ -88,7 +89,7 @@ def _ranks(plan: Plan, world: int) -> list[Record]:
 def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(plan.threads)
     device = torch.device("cpu")
-    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S)
+    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S, share_memory=plan.share_memory)
     records = []
     for vocab in plan.vocab_sizes:
         corpus = synthetic_corpus(vocab, TOKENS)
@@ -96,6 +97,7 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
             config = plan.config(vocab, m)
             learner = RankLearner(config, corpus, device, ranks) if world > 1 else Learner(config, corpus, device)
             record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_measure(plan, learner, ranks)}
+            record["through"] = None if world == 1 else "gloo" if ranks.memory is None else "memory"
             record["of_independent"] = record["words_per_s"] / _independent(plan, m, ranks) if world > 1 else None
             bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in learner.network.hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
@@ -166,15 +168,16 @@ def _constants(ranks: Ranks) -> Record:
 def bytes_bound(plan: Plan, m: int, world: int, hidden_parameters: int) -> float:
     """Return the most bytes that a rank sends in a step of m examples in all; D is not in it.
 
-    The examples (H, id, value, upstream gradient), the rows of V or of YW and the sums of the output layer, the
-    gradients of the hidden layers, and the words of the context: asked for, sent, and their gradients sent back.
+    The examples (id, value, upstream gradient), H and the rows of V, or H to the owners of the targets, YW back and the
+    sums of the output layer, the gradients of the hidden layers, and the words of the context: asked for, sent, and
+    their gradients sent back.
     """
     d, others, own = plan.hidden + 1, world - 1, m / world
-    examples = others * own * (_ITEM * d + 24)
+    examples = others * own * 24
     if m <= LOW_RANK_UP_TO * d:
-        output = others * own * _ITEM * d  # more where the targets of a minibatch are unevenly spread
+        output = 2 * others * own * _ITEM * d  # more where the targets of a minibatch are unevenly spread
     else:
-        output = own * others / world * _ITEM * d + 2 * others / world * _ITEM * (3 * m + (3 * d + 1) * d)
+        output = 2 * others / world * _ITEM * (own * d + 3 * m + (3 * d + 2) * d)
     hidden = 2 * others / world * _ITEM * hidden_parameters
     words = others / world * own * plan.context * (2 * _ITEM * plan.hidden + 8)
     return examples + output + hidden + words
@@ -184,6 +187,7 @@ COLUMNS: list[Column] = [
     ("ranks", lambda r: r["world"]),
     ("D", lambda r: r["D"]),
     ("m a rank", lambda r: r["m"]),
+    ("through", lambda r: r.get("through")),
     ("step ms", lambda r: r["step_ms"]),
     ("p10", lambda r: r["step_ms_p10"]),
     ("p90", lambda r: r["step_ms_p90"]),

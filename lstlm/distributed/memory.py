@@ -142,7 +142,7 @@ def open_memory(rank: int, world: int, collect: Callable[[Any], list[Any]], time
     try:
         made.append(os.memfd_create("lstlm"))
         os.ftruncate(made[0], _size(world))
-        pipes = [os.pipe() for _ in range(world)]  # from every rank to this one
+        pipes = [os.pipe() for _ in range(world)]  # from every rank to this one; that from itself stays unused
         made += [write for _, write in pipes] + [read for read, _ in pipes]
         told = (_BOOT.read_text(), [_name(file) for file in made[: 1 + world]])
     except (OSError, AttributeError):  # not Linux
@@ -152,22 +152,22 @@ def open_memory(rank: int, world: int, collect: Callable[[Any], list[Any]], time
     try:
         if None not in everyone and len({boot for boot, _ in everyone}) == 1:
             opened.append(_reopen(everyone[0][1][0], os.O_RDWR))
-            opened += [_reopen(names[1 + rank], os.O_WRONLY) for _, names in everyone]
+            for _, names in everyone:
+                opened.append(_reopen(names[1 + rank], os.O_WRONLY))
     except OSError:  # another container, or another user
-        opened = opened[:1]
+        pass
     if not all(collect(len(opened) == 1 + world)):
         for file in (*made, *opened):
             os.close(file)
         return None
     for file in made[: 1 + world]:  # a pipe ends when the rank that writes to it does: no other may hold it open
         os.close(file)
-    others = [r for r in range(world) if r != rank]
-    hear, tell = ({r: files[r] for r in range(world)} for files in (made[1 + world :], opened[1:]))
+    hear, tell = made[1 + world :], opened[1:]
     for ends in (hear, tell):
         os.close(ends.pop(rank))
-    for pipe in hear.values():
+    for pipe in hear:
         os.set_blocking(pipe, False)
-    return SharedMemory(rank, world, opened[0], [hear[r] for r in others], [tell[r] for r in others], timeout_s)
+    return SharedMemory(rank, world, opened[0], hear, tell, timeout_s)
 
 
 def _name(file: int) -> tuple[str, int, int]:
@@ -178,12 +178,10 @@ def _name(file: int) -> tuple[str, int, int]:
 
 def _reopen(name: tuple[str, int, int], flags: int) -> int:
     path, *identity = name
-    file = os.open(path, flags)
-    found = os.fstat(file)
-    if [found.st_dev, found.st_ino] != identity:  # the number means another process here
-        os.close(file)
+    found = os.stat(path)
+    if [found.st_dev, found.st_ino] != identity:  # the number means another process here: do not touch its files
         raise OSError(f"{path} is another file here")
-    return file
+    return os.open(path, flags)
 
 
 def _readable(pipe: int, seconds: float) -> bool:

@@ -90,13 +90,12 @@ class SquareHere(Square):
         Hp_here = self.H_here if Hp is self.H else self.routes.to_owners(Hp)
         F = self.F = Hp.new_zeros(len(self.words), d)
         F.index_add_(0, self.place, self._pairs(Hp_here) * self.do_here)
-        stack = Hp.new_zeros(3 * d + 2, d)
+        stack = Hp.new_empty(3 * d + 2, d)
         torch.mm((self.H * (2 * eta * g.dq[self.part])[:, None]).T, Hp, out=stack[:d])
         torch.mm(F.T, self.W_u, out=stack[d : 2 * d])
         torch.mm(F.T, F, out=stack[2 * d : 3 * d])
         torch.mv(F.T, self.p_u, out=stack[3 * d])
-        if g.ds is not None:
-            torch.mv(Hp.T, eta * g.ds[self.part], out=stack[3 * d + 1])
+        stack[3 * d + 1] = 0 if g.ds is None else eta * (g.ds[self.part] @ Hp)
         K, FTW, FTF, pF, c = torch.split(self.state.total(stack), [d, d, d, 1, 1])
         return K, FTW, FTF, pF[0], c[0]
 
