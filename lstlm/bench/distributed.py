@@ -30,6 +30,7 @@ TOKENS = 400_000
 TIMEOUT_S = 300.0
 CONTROL_VOCAB = 10_000
 _WARM_UP = 4
+_TURNS = 4
 _ITEM = 4  # bytes of a float32
 
 
@@ -96,54 +97,69 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
         for m in plan.batch_sizes:
             config = plan.config(vocab, m)
             learner = RankLearner(config, corpus, device, ranks) if world > 1 else Learner(config, corpus, device)
-            record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_measure(plan, learner, ranks)}
+            learners = [learner] if world == 1 else [learner, _independent(plan, m, device)]
+            measured, *control = _measure(plan, learners, ranks)
+            record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **measured}
             record["through"] = None if world == 1 else "gloo" if ranks.memory is None else "memory"
-            record["of_independent"] = record["words_per_s"] / _independent(plan, m, ranks) if world > 1 else None
+            apart = sum(ranks.collect(control[0]["words_per_s"])) if control else None
+            record["of_independent"] = record["words_per_s"] / apart if apart else None
             bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in learner.network.hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
-            del learner
+            del learner, learners
     if ranks.first:
         (folder / "records.json").write_text(json.dumps(records))
     ranks.on_first(lambda: None)  # nobody leaves before the others have heard everything
     ranks.close()
 
 
-def _measure(plan: Plan, learner: Learner, ranks: Ranks) -> Record:
-    """Time steps that all ranks take together; milliseconds of the first rank's clock, processor time of all."""
-    spent = []
-    for _ in range(_WARM_UP):
-        began = time.perf_counter()
-        learner.step(1.0, measured=False)
-        spent.append(time.perf_counter() - began)
-    steps = ranks.on_first(lambda: max(10, min(1000, math.ceil(plan.seconds / min(spent)))))
-    sent, used, times = ranks.sent, time.process_time(), []
-    for _ in range(steps):
-        began = time.perf_counter()
-        learner.step(1.0, measured=False)
-        times.append(1e3 * (time.perf_counter() - began))
-    bytes_a_step = (ranks.sent - sent) / steps
-    cpu = sum(ranks.collect(1e3 * (time.process_time() - used) / steps))
-    times.sort()
-    return {
-        "threads": plan.threads,
-        "dtype": "float32",
-        "step_ms": statistics.median(times),
-        "step_ms_p10": percentile(times, 0.1),
-        "step_ms_p90": percentile(times, 0.9),
-        "steps": steps,
-        "words_per_s": 1e3 * learner.words_per_step / statistics.median(times),
-        "cpu_ms": cpu,
-        "bytes": bytes_a_step,
-    }
+def _measure(plan: Plan, learners: Sequence[Learner], ranks: Ranks) -> list[Record]:
+    """Time steps that all ranks take at once; milliseconds of the first rank's clock, processor time of all.
 
-
-def _independent(plan: Plan, m: int, ranks: Ranks) -> float:
-    """Return the words/s of as many processes that train side by side without a word to each other.
-
-    That is what the machine allows, whatever else it is busy with. A small vocabulary: D does not matter, memory does.
+    Several learners take turns: whatever else the machine does meets all of them.
     """
-    learner = Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), ranks.device)
-    return float(sum(ranks.collect(_measure(plan, learner, ranks)["words_per_s"])))
+    steps: list[int] = []
+    for learner in learners:
+        spent = []
+        for _ in range(_WARM_UP):
+            began = time.perf_counter()
+            learner.step(1.0, measured=False)
+            spent.append(time.perf_counter() - began)
+        wanted = math.ceil(max(10, min(1000, plan.seconds / min(spent))) / _TURNS)
+        steps.append(ranks.collect(wanted)[0])
+    times: list[list[float]] = [[] for _ in learners]
+    used, sent = [0.0] * len(learners), [0] * len(learners)
+    for _ in range(_TURNS):
+        for i, learner in enumerate(learners):
+            ranks.on_first(lambda: None)  # all begin at once
+            began_cpu, sent_before = time.process_time(), ranks.sent
+            for _ in range(steps[i]):
+                began = time.perf_counter()
+                learner.step(1.0, measured=False)
+                times[i].append(1e3 * (time.perf_counter() - began))
+            used[i] += 1e3 * (time.process_time() - began_cpu)
+            sent[i] += ranks.sent - sent_before
+    return [
+        {
+            "threads": plan.threads,
+            "dtype": "float32",
+            "step_ms": statistics.median(taken),
+            "step_ms_p10": percentile(sorted(taken), 0.1),
+            "step_ms_p90": percentile(sorted(taken), 0.9),
+            "steps": len(taken),
+            "words_per_s": 1e3 * learner.words_per_step / statistics.median(taken),
+            "cpu_ms": sum(ranks.collect(cpu / len(taken))),
+            "bytes": bytes_sent / len(taken),
+        }
+        for learner, taken, cpu, bytes_sent in zip(learners, times, used, sent, strict=True)
+    ]
+
+
+def _independent(plan: Plan, m: int, device: torch.device) -> Learner:
+    """Return a learner that talks to nobody: as many of them side by side are what the machine allows.
+
+    A small vocabulary: D does not matter, memory does.
+    """
+    return Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), device)
 
 
 def _constants(ranks: Ranks) -> Record:
