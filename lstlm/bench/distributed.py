@@ -59,12 +59,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     records: list[Record] = []
     for world in plan.worlds:
         found = _ranks(plan, world)
-        for record in found:
-            alone = [
-                r for r in [*records, *found] if r["world"] == 1 and (r["D"], r["m"]) == (record["D"], record["m"])
-            ]
-            speedup = record["words_per_s"] / alone[0]["words_per_s"] if alone else None
-            records.append({**record, "speedup": speedup})
+        records += found
         say(f"{world} rank{'s' if world > 1 else ''}: {len(found)} sizes measured")
     return records
 
@@ -97,67 +92,85 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
         for m in plan.batch_sizes:
             config = plan.config(vocab, m)
             learner = RankLearner(config, corpus, device, ranks) if world > 1 else Learner(config, corpus, device)
-            learners = [learner] if world == 1 else [learner, _independent(plan, m, device)]
-            measured, *control = _measure(plan, learners, ranks)
-            record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **measured}
+            turns = [_Turn(learner)]
+            if world > 1:
+                control = _independent(plan, m, device)
+                turns += [_Turn(control), _Turn(control, everyone=False)]
+            _take_turns(plan, turns, ranks)
+            record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_figures(plan, turns[0], ranks)}
             record["through"] = None if world == 1 else "gloo" if ranks.memory is None else "memory"
-            apart = sum(ranks.collect(control[0]["words_per_s"])) if control else None
-            record["of_independent"] = record["words_per_s"] / apart if apart else None
+            rates = [turn.words_per_s for turn in turns]
+            record["speedup"] = rates[0] / rates[-1]  # against the first rank alone
+            record["of_independent"] = rates[0] / sum(ranks.collect(rates[1])) if world > 1 else None
             bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in learner.network.hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
-            del learner, learners
+            del learner, turns
     if ranks.first:
         (folder / "records.json").write_text(json.dumps(records))
     ranks.on_first(lambda: None)  # nobody leaves before the others have heard everything
     ranks.close()
 
 
-def _measure(plan: Plan, learners: Sequence[Learner], ranks: Ranks) -> list[Record]:
-    """Time steps that all ranks take at once; milliseconds of the first rank's clock, processor time of all.
+class _Turn:
+    """Steps of one learner, by all ranks at once or by the first alone: how long each took, and what all took."""
 
-    Several learners take turns: whatever else the machine does meets all of them.
-    """
-    steps: list[int] = []
-    for learner in learners:
-        spent = []
-        for _ in range(_WARM_UP):
+    def __init__(self, learner: Learner, *, everyone: bool = True) -> None:
+        self.learner, self.everyone, self.steps = learner, everyone, _WARM_UP
+        self.forget()
+
+    def forget(self) -> None:
+        self.times: list[float] = []
+        self.cpu_ms, self.sent = 0.0, 0
+
+    def take(self, ranks: Ranks) -> None:
+        ranks.on_first(lambda: None)  # all begin at once
+        if not (self.everyone or ranks.first):
+            return
+        cpu, sent = time.process_time(), ranks.sent
+        for _ in range(self.steps):
             began = time.perf_counter()
-            learner.step(1.0, measured=False)
-            spent.append(time.perf_counter() - began)
-        wanted = math.ceil(max(10, min(1000, plan.seconds / min(spent))) / _TURNS)
-        steps.append(ranks.collect(wanted)[0])
-    times: list[list[float]] = [[] for _ in learners]
-    used, sent = [0.0] * len(learners), [0] * len(learners)
+            self.learner.step(1.0, measured=False)
+            self.times.append(1e3 * (time.perf_counter() - began))
+        self.cpu_ms += 1e3 * (time.process_time() - cpu)
+        self.sent += ranks.sent - sent
+
+    @property
+    def words_per_s(self) -> float:
+        return 1e3 * self.learner.words_per_step / statistics.median(self.times) if self.times else math.nan
+
+
+def _take_turns(plan: Plan, turns: Sequence[_Turn], ranks: Ranks) -> None:
+    """Let the learners take turns: whatever else the machine does meets all of them."""
+    for turn in turns:
+        turn.take(ranks)
+        wanted = max(10, min(1000, 1e3 * plan.seconds / min(turn.times, default=1.0)))
+        turn.steps = ranks.collect(math.ceil(wanted / _TURNS))[0]
+        turn.forget()
     for _ in range(_TURNS):
-        for i, learner in enumerate(learners):
-            ranks.on_first(lambda: None)  # all begin at once
-            began_cpu, sent_before = time.process_time(), ranks.sent
-            for _ in range(steps[i]):
-                began = time.perf_counter()
-                learner.step(1.0, measured=False)
-                times[i].append(1e3 * (time.perf_counter() - began))
-            used[i] += 1e3 * (time.process_time() - began_cpu)
-            sent[i] += ranks.sent - sent_before
-    return [
-        {
-            "threads": plan.threads,
-            "dtype": "float32",
-            "step_ms": statistics.median(taken),
-            "step_ms_p10": percentile(sorted(taken), 0.1),
-            "step_ms_p90": percentile(sorted(taken), 0.9),
-            "steps": len(taken),
-            "words_per_s": 1e3 * learner.words_per_step / statistics.median(taken),
-            "cpu_ms": sum(ranks.collect(cpu / len(taken))),
-            "bytes": bytes_sent / len(taken),
-        }
-        for learner, taken, cpu, bytes_sent in zip(learners, times, used, sent, strict=True)
-    ]
+        for turn in turns:
+            turn.take(ranks)
+
+
+def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
+    """Return milliseconds by the first rank's clock, processor time of all ranks, and bytes of the first."""
+    times = sorted(turn.times)
+    return {
+        "threads": plan.threads,
+        "dtype": "float32",
+        "step_ms": statistics.median(times),
+        "step_ms_p10": percentile(times, 0.1),
+        "step_ms_p90": percentile(times, 0.9),
+        "steps": len(times),
+        "words_per_s": turn.words_per_s,
+        "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
+        "bytes": turn.sent / len(times),
+    }
 
 
 def _independent(plan: Plan, m: int, device: torch.device) -> Learner:
     """Return a learner that talks to nobody: as many of them side by side are what the machine allows.
 
-    A small vocabulary: D does not matter, memory does.
+    With a small vocabulary, for the sake of memory: it is a little faster than with a large one.
     """
     return Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), device)
 
