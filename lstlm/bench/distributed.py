@@ -20,6 +20,7 @@ from lstlm.bench.model import configuration, synthetic_corpus
 from lstlm.bench.records import Column, Record, table
 from lstlm.bench.timing import percentile
 from lstlm.config import Config
+from lstlm.data import Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.steps import LOW_RANK_UP_TO
 from lstlm.errors import LstlmError
@@ -90,21 +91,17 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
     for vocab in plan.vocab_sizes:
         corpus = synthetic_corpus(vocab, TOKENS)
         for m in plan.batch_sizes:
-            config = plan.config(vocab, m)
-            learner = RankLearner(config, corpus, device, ranks) if world > 1 else Learner(config, corpus, device)
-            turns = [_Turn(learner)]
-            if world > 1:
-                control = _independent(plan, m, device)
-                turns += [_Turn(control), _Turn(control, everyone=False)]
+            turns = _turns(plan, corpus, vocab, m, ranks)
             _take_turns(plan, turns, ranks)
             record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_figures(plan, turns[0], ranks)}
             record["through"] = None if world == 1 else "gloo" if ranks.memory is None else "memory"
             rates = [turn.words_per_s for turn in turns]
             record["speedup"] = rates[0] / rates[-1]  # against the first rank alone
             record["of_independent"] = rates[0] / sum(ranks.collect(rates[1])) if world > 1 else None
-            bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in learner.network.hidden.parameters()))
+            hidden = turns[0].learner.network.hidden
+            bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
-            del learner, turns
+            del turns, hidden  # gigabytes, which the next ones need
     if ranks.first:
         (folder / "records.json").write_text(json.dumps(records))
     ranks.on_first(lambda: None)  # nobody leaves before the others have heard everything
@@ -139,6 +136,20 @@ class _Turn:
         return 1e3 * self.learner.words_per_step / statistics.median(self.times) if self.times else math.nan
 
 
+def _turns(plan: Plan, corpus: Corpus, vocab: int, m: int, ranks: Ranks) -> list[_Turn]:
+    """Return what to measure: the ranks together; as many processes without a word to each other; the first one alone.
+
+    The second is what the machine allows. It has a small vocabulary, for the sake of memory, and is a little faster so.
+    """
+    config = plan.config(vocab, m)
+    if ranks.world == 1:
+        return [_Turn(Learner(config, corpus, ranks.device))]
+    together = RankLearner(config, corpus, ranks.device, ranks)
+    apart = Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), ranks.device)
+    alone = Learner(config, corpus, ranks.device) if ranks.first and vocab != CONTROL_VOCAB else apart
+    return [_Turn(together), _Turn(apart), _Turn(alone, everyone=False)]
+
+
 def _take_turns(plan: Plan, turns: Sequence[_Turn], ranks: Ranks) -> None:
     """Let the learners take turns: whatever else the machine does meets all of them."""
     for turn in turns:
@@ -165,14 +176,6 @@ def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
         "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
         "bytes": turn.sent / len(times),
     }
-
-
-def _independent(plan: Plan, m: int, device: torch.device) -> Learner:
-    """Return a learner that talks to nobody: as many of them side by side are what the machine allows.
-
-    With a small vocabulary, for the sake of memory: it is a little faster than with a large one.
-    """
-    return Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), device)
 
 
 def _constants(ranks: Ranks) -> Record:

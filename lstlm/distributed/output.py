@@ -47,11 +47,12 @@ class OverRanks(SphericalHead):
         if (fill := max(widths) - ids.shape[1]) > 0:  # up to the same K: an id of the same example, with value 0
             ids = torch.cat([ids, ids[:, :1].expand(-1, fill)], 1)
             values = pad(values, (0, fill))
-        # one message: the bytes of ids, values and H, where it is needed, side by side
-        parts = (ids, values, H) if self._needs_all(self.examples) else (ids, values)
-        rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
-        bytes_each = [part.shape[1] * part.element_size() for part in parts]
-        found = torch.split(self.ranks.gather(rows, sizes), bytes_each, dim=1)
+        # one message: ids, values and H, where it is needed, side by side, as whatever they are all made of
+        parts, unit = (
+            ((ids, values, H), torch.uint8) if self._needs_all(self.examples) else ((ids, values), torch.int64)
+        )
+        rows = [part.contiguous().view(unit) for part in parts]
+        found = torch.split(self.ranks.gather(torch.cat(rows, 1), sizes), [row.shape[1] for row in rows], dim=1)
         ids, values, *whole = (got.contiguous().view(part.dtype) for got, part in zip(found, parts, strict=True))
         return whole[0] if whole else H.contiguous(), ids, values
 
