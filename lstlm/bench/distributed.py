@@ -20,6 +20,7 @@ from lstlm.bench.model import configuration, synthetic_corpus
 from lstlm.bench.records import Column, Record, table
 from lstlm.bench.timing import percentile
 from lstlm.config import Config
+from lstlm.data import Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.steps import LOW_RANK_UP_TO
 from lstlm.errors import LstlmError
@@ -30,6 +31,7 @@ TOKENS = 400_000
 TIMEOUT_S = 300.0
 CONTROL_VOCAB = 10_000
 _WARM_UP = 4
+_TURNS = 4
 _ITEM = 4  # bytes of a float32
 
 
@@ -45,6 +47,7 @@ class Plan:
     layers: int = 2
     threads: int = 1
     seconds: float = 4.0
+    share_memory: bool = True  # else through gloo, as ranks on several machines do
 
     def config(self, vocab: int, m: int) -> Config:
         """Return the model: the paper's, with the factored layer and the Z-loss."""
@@ -57,12 +60,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     records: list[Record] = []
     for world in plan.worlds:
         found = _ranks(plan, world)
-        for record in found:
-            alone = [
-                r for r in [*records, *found] if r["world"] == 1 and (r["D"], r["m"]) == (record["D"], record["m"])
-            ]
-            speedup = record["words_per_s"] / alone[0]["words_per_s"] if alone else None
-            records.append({**record, "speedup": speedup})
+        records += found
         say(f"{world} rank{'s' if world > 1 else ''}: {len(found)} sizes measured")
     return records
 
@@ -88,60 +86,96 @@ def _ranks(plan: Plan, world: int) -> list[Record]:
 def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(plan.threads)
     device = torch.device("cpu")
-    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S)
+    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S, share_memory=plan.share_memory)
     records = []
     for vocab in plan.vocab_sizes:
         corpus = synthetic_corpus(vocab, TOKENS)
         for m in plan.batch_sizes:
-            config = plan.config(vocab, m)
-            learner = RankLearner(config, corpus, device, ranks) if world > 1 else Learner(config, corpus, device)
-            record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_measure(plan, learner, ranks)}
-            record["of_independent"] = record["words_per_s"] / _independent(plan, m, ranks) if world > 1 else None
-            bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in learner.network.hidden.parameters()))
+            turns = _turns(plan, corpus, vocab, m, ranks)
+            _take_turns(plan, turns, ranks)
+            record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_figures(plan, turns[0], ranks)}
+            record["through"] = None if world == 1 else "gloo" if ranks.memory is None else "memory"
+            rates = [turn.words_per_s for turn in turns]
+            record["speedup"] = rates[0] / rates[-1]  # against the first rank alone
+            record["of_independent"] = rates[0] / sum(ranks.collect(rates[1])) if world > 1 else None
+            hidden = turns[0].learner.network.hidden
+            bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
-            del learner
+            del turns, hidden  # gigabytes, which the next ones need
     if ranks.first:
         (folder / "records.json").write_text(json.dumps(records))
     ranks.on_first(lambda: None)  # nobody leaves before the others have heard everything
     ranks.close()
 
 
-def _measure(plan: Plan, learner: Learner, ranks: Ranks) -> Record:
-    """Time steps that all ranks take together; milliseconds of the first rank's clock, processor time of all."""
-    spent = []
-    for _ in range(_WARM_UP):
-        began = time.perf_counter()
-        learner.step(1.0, measured=False)
-        spent.append(time.perf_counter() - began)
-    steps = ranks.on_first(lambda: max(10, min(1000, math.ceil(plan.seconds / min(spent)))))
-    sent, used, times = ranks.sent, time.process_time(), []
-    for _ in range(steps):
-        began = time.perf_counter()
-        learner.step(1.0, measured=False)
-        times.append(1e3 * (time.perf_counter() - began))
-    bytes_a_step = (ranks.sent - sent) / steps
-    cpu = sum(ranks.collect(1e3 * (time.process_time() - used) / steps))
-    times.sort()
+class _Turn:
+    """Steps of one learner, by all ranks at once or by the first alone: how long each took, and what all took."""
+
+    def __init__(self, learner: Learner, *, everyone: bool = True) -> None:
+        self.learner, self.everyone, self.steps = learner, everyone, _WARM_UP
+        self.forget()
+
+    def forget(self) -> None:
+        self.times: list[float] = []
+        self.cpu_ms, self.sent = 0.0, 0
+
+    def take(self, ranks: Ranks) -> None:
+        ranks.on_first(lambda: None)  # all begin at once
+        if not (self.everyone or ranks.first):
+            return
+        cpu, sent = time.process_time(), ranks.sent
+        for _ in range(self.steps):
+            began = time.perf_counter()
+            self.learner.step(1.0, measured=False)
+            self.times.append(1e3 * (time.perf_counter() - began))
+        self.cpu_ms += 1e3 * (time.process_time() - cpu)
+        self.sent += ranks.sent - sent
+
+    @property
+    def words_per_s(self) -> float:
+        return 1e3 * self.learner.words_per_step / statistics.median(self.times) if self.times else math.nan
+
+
+def _turns(plan: Plan, corpus: Corpus, vocab: int, m: int, ranks: Ranks) -> list[_Turn]:
+    """Return what to measure: the ranks together; as many processes without a word to each other; the first one alone.
+
+    The second is what the machine allows. It has a small vocabulary, for the sake of memory, and is a little faster so.
+    """
+    config = plan.config(vocab, m)
+    if ranks.world == 1:
+        return [_Turn(Learner(config, corpus, ranks.device))]
+    together = RankLearner(config, corpus, ranks.device, ranks)
+    apart = Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), ranks.device)
+    alone = Learner(config, corpus, ranks.device) if ranks.first and vocab != CONTROL_VOCAB else apart
+    return [_Turn(together), _Turn(apart), _Turn(alone, everyone=False)]
+
+
+def _take_turns(plan: Plan, turns: Sequence[_Turn], ranks: Ranks) -> None:
+    """Let the learners take turns: whatever else the machine does meets all of them."""
+    for turn in turns:
+        turn.take(ranks)
+        wanted = max(10, min(1000, 1e3 * plan.seconds / min(turn.times, default=1.0)))
+        turn.steps = ranks.collect(math.ceil(wanted / _TURNS))[0]
+        turn.forget()
+    for _ in range(_TURNS):
+        for turn in turns:
+            turn.take(ranks)
+
+
+def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
+    """Return milliseconds by the first rank's clock, processor time of all ranks, and bytes of the first."""
+    times = sorted(turn.times)
     return {
         "threads": plan.threads,
         "dtype": "float32",
         "step_ms": statistics.median(times),
         "step_ms_p10": percentile(times, 0.1),
         "step_ms_p90": percentile(times, 0.9),
-        "steps": steps,
-        "words_per_s": 1e3 * learner.words_per_step / statistics.median(times),
-        "cpu_ms": cpu,
-        "bytes": bytes_a_step,
+        "steps": len(times),
+        "words_per_s": turn.words_per_s,
+        "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
+        "bytes": turn.sent / len(times),
     }
-
-
-def _independent(plan: Plan, m: int, ranks: Ranks) -> float:
-    """Return the words/s of as many processes that train side by side without a word to each other.
-
-    That is what the machine allows, whatever else it is busy with. A small vocabulary: D does not matter, memory does.
-    """
-    learner = Learner(plan.config(CONTROL_VOCAB, m), synthetic_corpus(CONTROL_VOCAB, TOKENS), ranks.device)
-    return float(sum(ranks.collect(_measure(plan, learner, ranks)["words_per_s"])))
 
 
 def _constants(ranks: Ranks) -> Record:
@@ -166,15 +200,16 @@ def _constants(ranks: Ranks) -> Record:
 def bytes_bound(plan: Plan, m: int, world: int, hidden_parameters: int) -> float:
     """Return the most bytes that a rank sends in a step of m examples in all; D is not in it.
 
-    The examples (H, id, value, upstream gradient), the rows of V or of YW and the sums of the output layer, the
-    gradients of the hidden layers, and the words of the context: asked for, sent, and their gradients sent back.
+    The examples (id, value, upstream gradient), H and the rows of V, or H to the owners of the targets, YW back and the
+    sums of the output layer, the gradients of the hidden layers, and the words of the context: asked for, sent, and
+    their gradients sent back.
     """
     d, others, own = plan.hidden + 1, world - 1, m / world
-    examples = others * own * (_ITEM * d + 24)
+    examples = others * own * 24
     if m <= LOW_RANK_UP_TO * d:
-        output = others * own * _ITEM * d  # more where the targets of a minibatch are unevenly spread
+        output = 2 * others * own * _ITEM * d  # more where the targets of a minibatch are unevenly spread
     else:
-        output = own * others / world * _ITEM * d + 2 * others / world * _ITEM * (3 * m + (3 * d + 1) * d)
+        output = 2 * others / world * _ITEM * (own * d + 3 * m + (3 * d + 2) * d)
     hidden = 2 * others / world * _ITEM * hidden_parameters
     words = others / world * own * plan.context * (2 * _ITEM * plan.hidden + 8)
     return examples + output + hidden + words
@@ -184,6 +219,7 @@ COLUMNS: list[Column] = [
     ("ranks", lambda r: r["world"]),
     ("D", lambda r: r["D"]),
     ("m a rank", lambda r: r["m"]),
+    ("through", lambda r: r.get("through")),
     ("step ms", lambda r: r["step_ms"]),
     ("p10", lambda r: r["step_ms_p10"]),
     ("p90", lambda r: r["step_ms_p90"]),

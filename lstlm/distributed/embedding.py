@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.distributed.ranks import Ranks
-from lstlm.distributed.shards import check_enough_words, join_rows
+from lstlm.distributed.shards import check_enough_words, join_rows, rows_of_rank
 from lstlm.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ class ShardedEmbedding(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the rows (m,n,size) of this rank's context (m,n). Collective; the result is this rank's own."""
-        request = _Request(context.reshape(-1), self.ranks)
+        request = _Request(context.reshape(-1), self.vocab, self.ranks)
         rows = request.fetch(self.weight)
         if self.training and torch.is_grad_enabled():
             self._request, self._rows = request, rows.requires_grad_()
@@ -47,7 +47,7 @@ class ShardedEmbedding(nn.Module):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows by id (k,size), the same ids on all ranks. Collective."""
-        return _Request(ids, self.ranks).fetch(self.weight)
+        return _Request(ids, self.vocab, self.ranks).fetch(self.weight)
 
     def table(self) -> Tensor:
         """Return all rows (D,size). Collective; all of it over the wire."""
@@ -57,16 +57,14 @@ class ShardedEmbedding(nn.Module):
 class _Request:
     """The rows that the ranks want from each other for one batch."""
 
-    def __init__(self, ids: Tensor, ranks: Ranks) -> None:
+    def __init__(self, ids: Tensor, vocab: int, ranks: Ranks) -> None:
         self.ranks = ranks
-        words, where = torch.unique(ids, return_inverse=True)
-        owner = words % ranks.world
-        order = owner.argsort(stable=True)  # by owner, then by id
-        place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=ids.device))
-        self.where = place[where]
-        self.asked: list[int] = torch.bincount(owner, minlength=ranks.world).tolist()
+        # the words by owner, then by place there: one sort finds the distinct ones and puts them in the order to send
+        most = rows_of_rank(vocab, 0, ranks.world)
+        words, self.where = torch.unique(ids % ranks.world * most + ids // ranks.world, return_inverse=True)
+        self.asked: list[int] = torch.bincount(words // most, minlength=ranks.world).tolist()
         self.to_give = [row[ranks.rank] for row in ranks.numbers(self.asked)]
-        self.wanted = ranks.exchange(words[order] // ranks.world, self.asked, self.to_give)
+        self.wanted = ranks.exchange(words % most, self.asked, self.to_give)
 
     def fetch(self, weight: Tensor) -> Tensor:
         """Return the row of every id, repeated as the ids are."""

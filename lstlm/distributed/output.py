@@ -14,11 +14,12 @@ from lstlm.distributed.dense import PlainHere, ShardedDenseState
 from lstlm.distributed.ranks import Ranks, even_parts
 from lstlm.distributed.shards import check_enough_words
 from lstlm.distributed.state import ShardedState
-from lstlm.distributed.steps import LowRankHere, SquareHere, begin
+from lstlm.distributed.steps import LowRankHere, SquareHere, begin, few
 from lstlm.errors import ConfigError
 from lstlm.outputs import make_output
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
+from lstlm.spherical.pending import Step
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -46,13 +47,18 @@ class OverRanks(SphericalHead):
         if (fill := max(widths) - ids.shape[1]) > 0:  # up to the same K: an id of the same example, with value 0
             ids = torch.cat([ids, ids[:, :1].expand(-1, fill)], 1)
             values = pad(values, (0, fill))
-        # one message: the bytes of H, ids and values side by side
-        parts = (H, ids, values)
-        rows = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
-        bytes_each = [part.shape[1] * part.element_size() for part in parts]
-        found = torch.split(self.ranks.gather(rows, sizes), bytes_each, dim=1)
-        H, ids, values = (got.contiguous().view(part.dtype) for got, part in zip(found, parts, strict=True))
-        return H, ids, values
+        # one message: ids, values and H, where it is needed, side by side, as whatever they are all made of
+        parts, unit = (
+            ((ids, values, H), torch.uint8) if self._needs_all(self.examples) else ((ids, values), torch.int64)
+        )
+        rows = [part.contiguous().view(unit) for part in parts]
+        found = torch.split(self.ranks.gather(torch.cat(rows, 1), sizes), [row.shape[1] for row in rows], dim=1)
+        ids, values, *whole = (got.contiguous().view(part.dtype) for got, part in zip(found, parts, strict=True))
+        return whole[0] if whole else H.contiguous(), ids, values
+
+    def _needs_all(self, m: int) -> bool:
+        """Say whether every rank needs H of all m examples."""
+        return True
 
     def _gather_upstream(self, upstream: Tensor) -> Tensor:
         return self.ranks.gather(upstream, self.ranks.parts(self.examples))
@@ -89,8 +95,18 @@ class ShardedOutput(OverRanks, SphericalOutput):
     def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> ShardedState:
         return ShardedState(W, self._initial_shape[0], self.ranks, p, lazy=lazy)
 
+    def _needs_all(self, m: int) -> bool:
+        return few(self.state, m)
+
     def _begin(self, H: Tensor, ids: Tensor) -> LowRankHere | SquareHere:
         return begin(self.state, H, ids)
+
+    def _pending_step(self) -> Step:
+        if len(self._pending) > 1:  # merged, the examples of a rank are no longer its even part
+            for pending in self._pending:
+                if isinstance(pending.step, SquareHere):
+                    pending.step.gather_H()
+        return super()._pending_step()
 
 
 class ShardedDenseOutput(OverRanks, DenseSphericalOutput):

@@ -85,7 +85,7 @@ class SphericalHead(nn.Module):
         gradient = torch.empty_like(h, requires_grad=False)
         with torch.inference_mode():  # its tensors, which are cheaper, are of no use outside: hence the copy
             pending = self._forward(h, ids, values)
-            mean = torch.full((len(h),), 1 / len(pending.step.H), dtype=torch.float64)
+            mean = torch.full((len(h),), 1 / len(pending.step.ids), dtype=torch.float64)
             gradient.copy_(self._backward(pending, mean if weight is None else weight))
             self._update(lr, weight_decay)
         return self._own(from_host(pending.partials.value, h)), gradient

@@ -189,11 +189,10 @@ class Square(TouchedRows):
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
-        state, H, g, d = self.state, self.H, self.gradient, self.state.d
+        state, H, d = self.state, self.H, self.state.d
         Hp = H if P is None else H @ P
-        K, FTW, FTF, pF = self.sums(Hp, eta)
+        K, FTW, FTF, pF, c = self.sums(Hp, eta)
         solve_minus, shrink = solver_of_shrink(K, eta, symmetric=P is None)
-        c = torch.zeros_like(pF) if g.ds is None else eta * (g.ds @ Hp)
         z_step = state.w_bar @ K + eta * pF  # z = w̄ − z_step
 
         QK, UK = (torch.cat([state.Q, state.U]) @ K).chunk(2)
@@ -213,13 +212,15 @@ class Square(TouchedRows):
         state.commit()
         return shrink
 
-    def sums(self, Hp: Tensor, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return K = HᵀB Hp, FᵀW_u, FᵀF (d,d) and Fᵀp (d,), each a sum over examples or touched rows; F is kept."""
+    def sums(self, Hp: Tensor, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return K = HᵀB Hp, FᵀW_u, FᵀF (d,d), Fᵀp, c (d,), each a sum over examples or touched rows; F is kept."""
         g = self.gradient
         F = self.F = Hp.new_zeros(len(self.words), Hp.shape[1])
         F.index_add_(0, self.place.reshape(-1), (g.do[..., None] * Hp[:, None]).flatten(0, 1))
         FTW, FTF = (F.T @ torch.cat([self.W_u, F], 1)).chunk(2, dim=1)
-        return (self.H * (2 * eta * g.dq)[:, None]).T @ Hp, FTW, FTF, self.p_u @ F
+        pF = self.p_u @ F
+        c = torch.zeros_like(pF) if g.ds is None else eta * (g.ds @ Hp)
+        return (self.H * (2 * eta * g.dq)[:, None]).T @ Hp, FTW, FTF, pF, c
 
 
 def begin(state: FactoredState, H: Tensor, ids: Tensor) -> LowRank | Square:

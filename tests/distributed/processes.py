@@ -13,10 +13,13 @@ from lstlm.distributed import Ranks
 TIMEOUT_S = 30.0
 
 
-def _one(rank: int, world: int, folder: Path, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> None:
+def _one(
+    rank: int, world: int, folder: Path, timeout_s: float, share_memory: bool, work: Callable[..., Any], *arguments: Any
+) -> None:
     torch.set_num_threads(1)
+    place = folder / "store"
     try:
-        ranks = Ranks.through_file(folder / "store", rank, world, torch.device("cpu"), timeout_s)
+        ranks = Ranks.through_file(place, rank, world, torch.device("cpu"), timeout_s, share_memory=share_memory)
         torch.save(work(ranks, *arguments), folder / f"result-{rank}")
         ranks.close()
     except BaseException:
@@ -25,7 +28,12 @@ def _one(rank: int, world: int, folder: Path, timeout_s: float, work: Callable[.
 
 
 def run_ranks(
-    world: int, folder: Path, work: Callable[..., Any], *arguments: Any, timeout_s: float = TIMEOUT_S
+    world: int,
+    folder: Path,
+    work: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = TIMEOUT_S,
+    share_memory: bool = True,
 ) -> list[Any]:
     """Call work(ranks, *arguments), a function of a module, in `world` processes; return the results by rank.
 
@@ -35,7 +43,7 @@ def run_ranks(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "lstlm.training.session"])
     started = [
-        context.Process(target=_one, args=(rank, world, folder, timeout_s, work, *arguments), daemon=True)
+        context.Process(target=_one, args=(rank, world, folder, timeout_s, share_memory, work, *arguments), daemon=True)
         for rank in range(world)
     ]
     for process in started:

@@ -127,6 +127,35 @@ def test_a_prior_is_known_to_all(tmp_path: Path, m: int) -> None:
     compare({**learn(head, "taylor", m, 1, slice(None), 50), **reading(head)}, several, "taylor")
 
 
+def learn_otherwise(head: Any, m: int, K: int, part: slice) -> dict[str, Tensor]:
+    """Train by the other ways in: `learn`, two backward passes before an update, a preconditioner."""
+    P = torch.diag(torch.linspace(0.5, 1.5, HIDDEN + 1, dtype=torch.float64))
+    found = []
+    for h, ids, values in batches(m, K, 5):
+        found += head.learn(h[part], ids[part], 0.2, values[part])
+        for _ in range(2):
+            (head(h[part].clone().requires_grad_(), ids[part], values[part]).sum() / m).backward()
+        found.append(torch.full((m, 1), head.grad_norm())[part])
+        head.update(0.2)
+        (head(h[part].clone().requires_grad_(), ids[part], values[part]).sum() / m).backward()
+        head.update(0.2, preconditioner=P)
+    return {"found": torch.cat([x.reshape(len(x), -1) for x in found], 1), "weight": head.weight()}
+
+
+def sharded_otherwise(ranks: Ranks, m: int, K: int) -> dict[str, Tensor]:
+    head = ShardedOutput(ranks, HIDDEN, VOCAB, make_loss("taylor"), **settings())
+    return learn_otherwise(head, m, K, ranks.part(m))
+
+
+@pytest.mark.parametrize(("world", "m", "K"), [(2, 24, 1), (3, 23, 3), (2, 6, 1)])
+def test_the_other_ways_to_learn_are_exact_too(tmp_path: Path, world: int, m: int, K: int) -> None:
+    several = run_ranks(world, tmp_path, sharded_otherwise, m, K)
+    one = learn_otherwise(SphericalOutput(HIDDEN, VOCAB, make_loss("taylor"), **settings()), m, K, slice(None))
+    torch.testing.assert_close(torch.cat([found["found"] for found in several]), one["found"], rtol=1e-9, atol=1e-9)
+    for found in several:
+        torch.testing.assert_close(found["weight"], one["weight"], rtol=1e-9, atol=1e-9)
+
+
 def uneven(ranks: Ranks) -> str:
     head = ShardedOutput(ranks, HIDDEN, VOCAB, make_loss("z"), **settings())
     h, ids, _ = batches(6, 1, 1)[0]
