@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
+
+import numpy as np
 
 from lstlm.bench.records import Column, Record, table
 
@@ -22,17 +23,21 @@ def seed_curves(records: Sequence[Record], label: str, key: str) -> list[Curve]:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the means of times and scores, evaluation by evaluation, as far as all of the seeds got."""
-    shortest = min(len(xs) for xs, _ in curves)
-    xs = [statistics.fmean(times[i] for times, _ in curves) for i in range(shortest)]
-    ys = [statistics.fmean(scores[i] for _, scores in curves) for i in range(shortest)]
-    return xs, ys
+    """Return the means of times and scores at equal shares of the seeds' times, those of the fewest evaluations.
+
+    Scores are interpolated: seeds may be evaluated at different times, and differently often.
+    """
+    fewest, _ = min(curves, key=lambda curve: len(curve[0]))
+    shares = np.array(fewest) / fewest[-1]
+    xs = np.mean([shares * times[-1] for times, _ in curves], axis=0)
+    ys = np.mean([np.interp(shares * times[-1], times, scores) for times, scores in curves], axis=0)
+    return xs.tolist(), ys.tolist()
 
 
 def reach(records: Sequence[Record]) -> list[Record]:
     """Return, for every model, score and other model, when its mean curve first is as good as the other's end.
 
-    The time is that of an evaluation, not interpolated; it and its share of the other's time are None where the
+    The time is one of the mean curve's, not interpolated; it and its share of the other's time are None where the
     curve never gets there.
     """
     labels = list(dict.fromkeys(record["label"] for record in records))

@@ -9,12 +9,19 @@ def points(label: str, key: str, seed: int, curve: dict[float, float]) -> list[R
     return [{"label": label, "seed": seed, "D": 10, "train_s": t, key: y, "final": t == last} for t, y in curve.items()]
 
 
-def test_the_mean_curve_ends_with_the_shortest_run() -> None:
-    records = points("a", "simlex", 1, {1.0: 0.1, 2.0: 0.2, 3.0: 0.3}) + points("a", "simlex", 2, {1.0: 0.3, 4.0: 0.4})
-    curves = reach.seed_curves(records, "a", "simlex")
-    times, scores = reach.mean_curve(curves)
-    assert times == [1.0, 3.0]
-    assert [round(score, 9) for score in scores] == [0.2, 0.3]
+def test_the_mean_curve_compares_seeds_at_equal_times() -> None:
+    """One seed was evaluated twice as often: its scores half-way count, not those of its second evaluation."""
+    often = {1.0: 0.0, 2.0: 0.1, 3.0: 0.2, 4.0: 0.3}
+    records = points("a", "simlex", 1, often) + points("a", "simlex", 2, {2.0: 0.5, 4.0: 0.7})
+    times, scores = reach.mean_curve(reach.seed_curves(records, "a", "simlex"))
+    assert times == [2.0, 4.0]
+    assert [round(score, 9) for score in scores] == [0.3, 0.5]
+
+
+def test_the_mean_curve_ends_with_the_mean_of_the_ends() -> None:
+    records = points("a", "simlex", 1, {1.0: 0.1, 3.0: 0.3}) + points("a", "simlex", 2, {2.5: 0.3, 5.0: 0.4})
+    times, scores = reach.mean_curve(reach.seed_curves(records, "a", "simlex"))
+    assert times[-1] == 4.0 and round(scores[-1], 9) == 0.35
 
 
 def test_the_first_evaluation_that_is_as_good_counts() -> None:
