@@ -116,7 +116,7 @@ def test_coming_tells_the_next_targets_wherever_one_resumes(
 ) -> None:
     """A resumed run must hear the same at the same batch: what it does with it decides the last bits."""
     words, batch_size, world, kind, (block, blocks) = case
-    split, vocabulary = make(max(words, world))
+    split, vocabulary = make(max(words, 40))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ngrams, "BLOCK", block)
         patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)

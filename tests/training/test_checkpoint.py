@@ -72,7 +72,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path) / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(module._seal({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match=f"format 99, this version reads {module.FORMAT}"):
         open_checkpoint(path.parent)
 
 
