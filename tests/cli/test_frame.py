@@ -226,7 +226,8 @@ def test_a_full_disk_behind_stdout_is_reported() -> None:
 
 
 SLEEPER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 import lstlm.environment
 from lstlm.cli import cli
 def describe():
