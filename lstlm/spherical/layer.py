@@ -60,7 +60,7 @@ class SphericalOutput(SphericalHead):
         self.state = self._new_state(W, _root_of(prior, self), lazy=stabilise == "lazy")
         self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
         self.last_report = Report()
-        self.last_stabilise_ms = self.last_expect_ms = 0.0
+        self.last_stabilise_ms = 0.0
 
     def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> FactoredState:
         return FactoredState(W, p, lazy=lazy)
@@ -77,9 +77,7 @@ class SphericalOutput(SphericalHead):
         Rows that missed many repairs are brought up to date together: where the stabiliser has much to do, for a
         fraction of what it costs to do so minibatch by minibatch.
         """
-        start = time.perf_counter()
         self.state.bring_forward(checked_ids(target_ids.reshape(-1), target_ids.numel(), self.vocab).squeeze(1))
-        self.last_expect_ms = 1e3 * (time.perf_counter() - start)
 
     @torch.no_grad()
     def restore(self) -> None:

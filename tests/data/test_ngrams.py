@@ -1,6 +1,8 @@
 """The sequence of minibatches: complete, deterministic, shared out over ranks, resumable at any place."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -38,6 +40,15 @@ def epoch_rows(examples: Examples) -> list[tuple[object, ...]]:
     return found
 
 
+@contextmanager
+def small_buffers(block: int, blocks: int) -> Iterator[pytest.MonkeyPatch]:
+    """Let a buffer have so many blocks of so many positions; further patches end with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ngrams, "BLOCK", block)
+        patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)
+        yield patch
+
+
 cases = st.tuples(
     st.integers(1, 400),  # words
     st.integers(1, 50),  # batch size
@@ -54,9 +65,7 @@ def test_the_union_of_the_ranks_is_the_epoch_once_each(
 ) -> None:
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(words, seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "BLOCK", block)
-        patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)
+    with small_buffers(block, blocks):
         arguments = {"context": 4, "kind": kind, "batch_size": batch_size}
         expected = Counter(row for b in evaluation_batches(split, vocabulary, **arguments) for row in rows(b))
         if expected.total() < world:
@@ -83,9 +92,7 @@ def test_resume_at_any_position_continues_the_same_sequence(
 ) -> None:
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(max(words, 40))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "BLOCK", block)
-        patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)
+    with small_buffers(block, blocks):
         settings_ = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 3, "subsample": subsample}
         first = Examples(split, vocabulary, **settings_, rank=world - 1, world=world)
         for _ in range(steps):
@@ -117,9 +124,7 @@ def test_coming_tells_the_next_targets_wherever_one_resumes(
     """A resumed run must hear the same at the same batch: what it does with it decides the last bits."""
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(max(words, 40))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "BLOCK", block)
-        patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)
+    with small_buffers(block, blocks) as patch:
         patch.setattr(ngrams, "AHEAD", 4)
         arguments = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 1, "world": world}
         whole, after = (Examples(split, vocabulary, **arguments) for _ in range(2))
