@@ -18,9 +18,13 @@ KINDS = ("output", "model", "learning", "data", "distributed")
 
 
 def make_document(kind: str, records: Iterable[Record], **more: Any) -> Document:
-    """Return {"benchmark", "records", …, "environment"}; the environment names date and command."""
+    """Return {"benchmark", "records", …, "environment"}; the environment names date and command.
+
+    Numbers are rounded here, once, so that a table printed now and one drawn from the file are the same.
+    """
     made = {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "command": ["lstlm", *sys.argv[1:]]}
-    return {"benchmark": kind, "records": list(records), **more, "environment": {**environment.describe(), **made}}
+    records = [_rounded(record) for record in records]
+    return {"benchmark": kind, "records": records, **more, "environment": {**environment.describe(), **made}}
 
 
 def dump(document: Document) -> str:
@@ -36,7 +40,7 @@ def dump(document: Document) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_rounded(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _rounded(value: Any) -> Any:

@@ -26,6 +26,14 @@ def test_a_document_reads_back_and_names_its_environment(tmp_path: Path) -> None
     assert sum(line.startswith('    {"method"') for line in path.read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("ms", [0.39049997, 12.350004])
+def test_a_table_printed_at_once_is_the_one_of_the_file(ms: float, tmp_path: Path) -> None:
+    """Either is rounded otherwise when six of its digits are rounded to three than when all are."""
+    document = records.make_document("output", [timed("naive", ms)], skipped=[])
+    records.write(document, tmp_path / "records.json")
+    assert tables.markdown(document) == tables.markdown(records.read([tmp_path / "records.json"]))
+
+
 def test_files_are_merged(tmp_path: Path) -> None:
     for number in (1, 2):
         document = {"benchmark": "output", "records": [timed("naive", float(number))], "environment": {}}
