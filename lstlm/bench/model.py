@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,13 +46,17 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What to time: an n-gram model of `context` words and `layers` hidden layers of `hidden` units."""
+    """What to time: an n-gram model of `context` words and `layers` hidden layers of `hidden` units.
+
+    `combine` is how the words' vectors become the first layer's input: `concat` makes it `context` times as wide.
+    """
 
     methods: Sequence[Method]
     vocab: int = 793_471
     hidden: int = 300
     m: int = 128
     context: int = 4
+    combine: Literal["concat", "sum", "mean"] = "concat"
     layers: int = 2
     effort: Effort = field(default_factory=Effort)
 
@@ -81,7 +85,7 @@ def configuration(plan: Plan, method: Method) -> Config:
     output: dict[str, Any] = {"kind": kind, "loss": loss, "stabilise": stabilise}
     return Config(
         data=DataConfig(context=plan.context),
-        model=ModelConfig(embedding=plan.hidden, hidden=(plan.hidden,) * plan.layers),
+        model=ModelConfig(embedding=plan.hidden, hidden=(plan.hidden,) * plan.layers, combine=plan.combine),
         output=OutputConfig(**output),
         optim=OptimConfig(output_lr=rate),
         train=TrainConfig(batch_size=plan.m),
@@ -149,7 +153,7 @@ class WholeSteps:
 
 def hidden_floor_ms(plan: Plan) -> float:
     """Return the milliseconds of the products of the hidden layers alone, three a layer, each in its own shape."""
-    total, inputs = 0.0, plan.hidden * plan.context
+    total, inputs = 0.0, plan.hidden * (plan.context if plan.combine == "concat" else 1)
     for _ in range(plan.layers):
         x, A, g = torch.randn(plan.m, inputs), torch.randn(plan.hidden, inputs), torch.randn(plan.m, plan.hidden)
         total += sum(median_ms(left, right) for left, right in ((x, A.T), (g.T, x), (g, A)))
@@ -218,6 +222,7 @@ def _record(plan: Plan, method: Method, clock: Timed, summary: tuple[dict[str, f
         "d": plan.hidden + 1,
         "m": plan.m,
         "context": plan.context,
+        "combine": plan.combine,
         "hidden_layers": plan.layers,
         "threads": torch.get_num_threads(),
         "dtype": "float32",

@@ -27,11 +27,16 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one method: about `seconds`, at most `steps` steps, in whole periods."""
+    """How long to measure one method: about `seconds`, at most `steps` steps, in `rounds` rounds or more."""
 
     seconds: float = 4.0
     steps: int = 1000
     rounds: int = ROUNDS
+
+    @property
+    def turns(self) -> int:
+        """The rounds to take: none longer than a second, since a machine's pace changes within seconds."""
+        return max(self.rounds, math.ceil(self.seconds))
 
 
 @dataclass
@@ -59,7 +64,7 @@ class Timed:
         """Take this round's share of the steps, in whole periods; none where the time is used up."""
         affordable = 1e3 * effort.seconds / max(self.estimate_ms, 1e-6)
         wanted = min(max(affordable, FEWEST_STEPS), effort.steps)
-        share = max(1, math.ceil(wanted / effort.rounds / self.period)) * self.period
+        share = max(1, math.ceil(wanted / effort.turns / self.period)) * self.period
         for _ in range(0 if self._enough(effort, wanted) else share):
             spent, stabilise = self.step()
             self.milliseconds.append(spent)
@@ -123,7 +128,7 @@ def in_turn(
     methods: Sequence[Timed], effort: Effort, floor: GemmFloor, tick: Callable[[], None] = lambda: None
 ) -> None:
     """Measure the methods in rounds: each takes its share, then the next, so that noise hits all alike."""
-    for _ in range(effort.rounds):
+    for _ in range(effort.turns):
         floor.burst()
         for method in methods:
             method.burst(effort)

@@ -21,7 +21,7 @@ BLOCK = 1024
 """Positions in a block: consecutive on disk, so 4 KiB, one page."""
 BUFFER_BLOCKS = 64
 """Blocks permuted together: 65,536 positions, and 256 KiB of ids, which stay in the L2 cache."""
-AHEAD = 16
+AHEAD = 32
 """Batches that `coming` tells of at once."""
 
 

@@ -116,9 +116,10 @@ class History(nn.Module):
 
     def bring_to_open_segment(self, V: Tensor, ids: Tensor) -> None:
         """Change those rows of V (D,d) among ids (n,) that are in closed segments: to the start of the open one."""
-        stamp = to_host(self.stamp.index_select(0, ids))
-        by_age = np.unique(np.stack([stamp, to_host(ids)])[:, stamp < self.start], axis=1)
-        stamp, ids = by_age[0], torch.from_numpy(by_age[1]).to(ids.device)
+        stamp = to_host(self.stamp.index_select(0, ids)).astype(np.int64)
+        by_age = np.unique((stamp * self.D + to_host(ids))[stamp < self.start])
+        stamp, distinct = np.divmod(by_age, self.D)
+        ids = torch.from_numpy(distinct).to(ids.device)
         if len(ids):
             V.index_copy_(0, ids, self._to_open_segment(V.index_select(0, ids), stamp))
             self.stamp.index_fill_(0, ids, self.start)
