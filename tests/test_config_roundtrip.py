@@ -63,7 +63,7 @@ def configs() -> st.SearchStrategy[Config]:
     return st.builds(Config, **sections)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(configs())
 def test_any_configuration_survives_being_written_and_read(config: Config) -> None:
     assert parse_config(dump_config(config)) == config

@@ -39,7 +39,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, form: str, pac
     assert_same_bits(load_vectors(path), original)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_every_float32_survives_the_text_form(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
     path = tmp_path_factory.mktemp("floats") / "v.txt"

@@ -58,7 +58,7 @@ cases = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cases, st.integers(0, 3))
 def test_the_union_of_the_ranks_is_the_epoch_once_each(
     case: tuple[int, int, int, str, tuple[int, int]], seed: int
@@ -85,7 +85,7 @@ def test_the_union_of_the_ranks_is_the_epoch_once_each(
             assert found.total() == ranks[0].num_examples
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases, st.integers(0, 40), st.sampled_from([0.0, 0.05]))
 def test_resume_at_any_position_continues_the_same_sequence(
     case: tuple[int, int, int, str, tuple[int, int]], steps: int, subsample: float
@@ -116,7 +116,7 @@ def told(examples: Examples, batches: int) -> list[list[int] | None]:
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases, st.integers(0, 40))
 def test_coming_tells_the_next_targets_wherever_one_resumes(
     case: tuple[int, int, int, str, tuple[int, int]], taken: int

@@ -44,7 +44,7 @@ def decode(corpus: Corpus, part: str = "train") -> list[list[str]]:
 word = st.sampled_from(["a", "b", "the", "é", "extraordinarily", "extraordinary", "<s>", "<UNK>", "中文"])
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(word, max_size=6), min_size=1, max_size=30),
     st.integers(1, 3),

@@ -24,7 +24,7 @@ tied = st.integers(-4, 4).map(float)
 plain = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(tied | plain, tied | plain), min_size=2, max_size=60))
 def test_spearman_equals_scipy(points: list[tuple[float, float]]) -> None:
     x, y = (np.array(side) for side in zip(*points, strict=True))

@@ -109,7 +109,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(st.lists(EVENTS, min_size=4, max_size=10), st.sampled_from([2, 4, 7]), st.sampled_from(["squared", "taylor"]))
 def test_any_order_of_events(events: list[tuple[str, int]], repairs: int, loss: str) -> None:
     with short_segments(repairs):
