@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.cooccurrence import Progress, RowWriter, SparseRows, count
-from lstlm.data.corpus import Corpus
+from lstlm.data.corpus import ROWS, Corpus
 from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError, DataError
 
@@ -107,7 +107,7 @@ def association_rows(
     source = {"version": VERSION, "vocabulary": corpus.vocabulary.hash, "tokens": corpus.train.tokens}
     source["ids"] = corpus.manifest["files"]["train.ids"]["sha256"]
     name = hashlib.sha256(json.dumps({**source, **settings}, sort_keys=True).encode()).hexdigest()[:12]
-    folder = corpus.folder / f"cooccurrence-{name}"
+    folder = corpus.folder / f"{ROWS}{name}"
     made = not (folder / _FACTS).is_file()
     if made:
         _make(corpus, folder, settings, progress)

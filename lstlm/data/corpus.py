@@ -22,6 +22,7 @@ FORMAT = "lstlm-corpus"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocab.tsv"
+ROWS = "cooccurrence-"  # begins the name of a folder of association scores, made from the corpus by training
 ID_DTYPE = np.dtype("<u4")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm.data.blocks import read_blocks
-from lstlm.data.corpus import FORMAT, FORMAT_VERSION, MANIFEST, VOCABULARY, sha256_of
+from lstlm.data.corpus import FORMAT, FORMAT_VERSION, MANIFEST, ROWS, VOCABULARY, sha256_of
 from lstlm.data.encoder import PARTS, Block, BlockEncoder, BlockReport, TextOptions
 from lstlm.data.inputs import TextSource
 from lstlm.data.merge import Merged, merge_types, write_part
@@ -24,6 +25,8 @@ from lstlm.errors import ConfigError, DataError
 
 SERIAL_BLOCKS = 4
 """Up to so many blocks (4 MiB) are encoded in this process: starting workers would take longer."""
+
+_ROWS = re.compile(rf"{ROWS}[0-9a-f]{{12}}|\.{ROWS}[0-9a-f]{{12}}-\d+")  # whole, or left by a run that was killed
 
 Progress = Callable[[str, int, int | None], None]
 """Called with (phase, units done since the last call, total or None); phases: `read` in bytes, `encode` in ids."""
@@ -98,7 +101,8 @@ def check_target(out: Path, force: bool) -> None:
     if not force:
         raise ConfigError(f"--out {out}: the folder is not empty; choose another or add --force to replace it")
     names = {path.name for path in out.iterdir()}
-    foreign = names - {MANIFEST, VOCABULARY, *(f"{part}.ids" for part in PARTS)}
+    own = {MANIFEST, VOCABULARY, *(f"{part}.ids" for part in PARTS)}
+    foreign = {name for name in names - own if not _ROWS.fullmatch(name)}
     if foreign or MANIFEST not in names:
         what = f"it holds {min(foreign)!r}" if foreign else f"it has no {MANIFEST}"
         raise ConfigError(f"--out {out}: --force replaces prepared corpora only, and {what}; choose another folder")

@@ -244,6 +244,18 @@ def test_a_folder_with_content_is_not_replaced_unasked(tmp_path: Path) -> None:
         prepare.prepare(source, tmp_path / "out" / "thesis.tex", PrepareOptions(), force=True)
 
 
+def test_scores_made_from_a_corpus_are_replaced_with_it(tmp_path: Path) -> None:
+    out = run(tmp_path, "a b\n").folder
+    for name in ("cooccurrence-0123456789ab", ".cooccurrence-0123456789ab-4711"):
+        (out / name).mkdir()
+        (out / name / "rows.values").write_bytes(b"1234")
+    run(tmp_path, "a b c\n")
+    assert not list(out.glob("*cooccurrence-*"))
+    (out / "cooccurrence-notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="it holds 'cooccurrence-notes.txt'"):
+        run(tmp_path, "a b\n")
+
+
 def test_a_killed_worker_is_an_error_not_a_hang(tmp_path: Path) -> None:
     pool = WorkerPool(tmp_path, 2, TextOptions())
 
