@@ -1,7 +1,8 @@
 """Rows of association scores from counts of neighbours: the sparse real-valued targets of the co-occurrence recipe.
 
 The rows lie beside the corpus, in `cooccurrence-<hash>/`, named after what they were made from: a second run with the
-same settings maps them, and one that was stopped on the way starts that step again.
+same settings maps them, and one that was stopped on the way starts that step again. They are a cache: where a file is
+not the one that was written, they are made anew.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.cooccurrence import Progress, RowWriter, SparseRows, count
-from lstlm.data.corpus import ROWS, Corpus
+from lstlm.data.corpus import ROWS, Corpus, sha256_of
 from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError, DataError
 
@@ -27,6 +28,7 @@ WEIGHTINGS = ("ppmi", "sqrt", "log")
 VERSION = 2
 _BLOCK = 1 << 22  # entries weighted at a time
 _FACTS = "facts.json"
+_FILES = ("rows.starts.npy", "rows.indices", "rows.values")
 
 F64 = NDArray[np.float64]
 
@@ -95,31 +97,58 @@ def _weigh(counts: SparseRows, folder: Path, settings: Mapping[str, Any]) -> Non
 
 
 def association_rows(
-    corpus: Corpus, settings: Mapping[str, Any], progress: Progress = lambda phase, share: None
+    corpus: Corpus,
+    settings: Mapping[str, Any],
+    progress: Progress = lambda phase, share: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[SparseRows, dict[str, Any]]:
     """Return the rows (D, 2D) of a corpus and facts about them, from the cache if they were made before.
 
     `settings`: window, distance, min_pair, weighting, shift, smoothing; discount, and subsample with seed, may be left
-    out. Facts: `seconds` that making them took, `made`
-    (now, and not earlier), `entries`, `counted` (entries before weighting).
+    out. Facts: `seconds` that making them took, `made` (now, and not earlier), `entries`, `counted` (entries before
+    weighting). `say` hears why rows that were there could not be used.
     """
     words = len(corpus.vocabulary)
     source = {"version": VERSION, "vocabulary": corpus.vocabulary.hash, "tokens": corpus.train.tokens}
     source["ids"] = corpus.manifest["files"]["train.ids"]["sha256"]
     name = hashlib.sha256(json.dumps({**source, **settings}, sort_keys=True).encode()).hexdigest()[:12]
     folder = corpus.folder / f"{ROWS}{name}"
-    made = not (folder / _FACTS).is_file()
-    if made:
-        _make(corpus, folder, settings, progress)
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-    rows = SparseRows.open(folder, "rows", 2 * words)
-    if len(rows) != words or len(rows.indices) != facts["entries"] or len(rows.values) != facts["entries"]:
-        raise DataError(f"{folder}: damaged: its files do not fit together; remove the folder and train again")
-    return rows, {**facts, "made": made}
+    facts = _whole(folder, say)
+    made = facts is None
+    if facts is None:
+        facts = _make(corpus, folder, settings, progress)
+    return SparseRows.open(folder, "rows", 2 * words), {**facts, "made": made}
 
 
-def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: Progress) -> None:
-    """Count and weigh in a temporary folder, and give it its name when it is whole."""
+def _whole(folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Return the facts of rows that are as they were written; None where there are none, or damaged ones.
+
+    Every byte is compared by its hash: a column out of bounds would make the sparse product read foreign memory.
+    """
+    if not folder.exists():
+        return None
+    try:
+        facts: dict[str, Any] = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        bad = [name for name in _FILES if _record(folder / name) != facts["files"][name]]
+        if not isinstance(facts["entries"], int) or not isinstance(facts["seconds"], int | float):
+            bad.append(_FACTS)
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        bad = [f"{_FACTS} or a file that it names ({type(error).__name__})"]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror or error}); make it readable") from error
+    if not bad:
+        return facts
+    say(f"{folder}: damaged or of an older version: {', '.join(bad)}; making the association scores anew")
+    return None
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return the size and the hash of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """Count and weigh in a temporary folder, and give it its name when it is whole; return the facts."""
     began = process_time()  # one thread does it: its own seconds, whoever else uses the machine
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
@@ -136,11 +165,13 @@ def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: P
         entries = (temporary / "rows.values").stat().st_size // 4
         if not entries:
             raise DataError(f"{corpus.folder}: no pair of words is left; lower data.min_pair or data.shift")
-        facts = {"settings": dict(settings), "entries": entries, "counted": len(counts.values)}
+        facts: dict[str, Any] = {"settings": dict(settings), "entries": entries, "counted": len(counts.values)}
+        facts["files"] = {name: _record(temporary / name) for name in _FILES}
         facts["seconds"] = round(process_time() - began, 3)
         (temporary / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
+        return facts
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be written ({error.strerror or error}); make data.dir writable, or make room"

@@ -84,7 +84,7 @@ class RefitLearner(Learner):
 
     def _open_targets(self) -> Targets:
         settings = row_settings(self.config.data, self.config.train.seed)
-        rows, facts = association_rows(self._corpus, settings, self._progress())
+        rows, facts = association_rows(self._corpus, settings, self._progress(), self.say)
         how = "made in" if facts["made"] else "from an earlier run, made in"
         self.say(f"{facts['entries']:,} association scores, {how} {facts['seconds']:.1f} s")
         # What an earlier run paid for belongs to the price of this one, too.

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,15 +182,37 @@ def test_a_failure_leaves_nothing_behind(corpus: Corpus, monkeypatch: pytest.Mon
     assert sorted(corpus.folder.iterdir()) == before
 
 
-def test_damaged_rows_are_refused(corpus: Corpus) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("rows.indices", lambda data: data[:64] + b"\xff\xff\xff\x7f" * 2 + data[72:]),  # far out of bounds
+        ("rows.values", lambda data: data[:50]),
+        ("rows.starts.npy", lambda data: data[:-8]),
+        ("facts.json", lambda data: data[:50]),
+        ("facts.json", lambda data: data.replace(b"files", b"tiles")),
+        ("facts.json", lambda data: b"[]"),
+    ],
+)
+def test_damaged_rows_are_made_anew(corpus: Corpus, name: str, damage: Callable[[bytes], bytes]) -> None:
     settings = {**SETTINGS, "window": 4}
-    association_rows(corpus, settings)
+    expected = dense(association_rows(corpus, settings)[0])
     (folder,) = (
         p.parent for p in corpus.folder.glob("*/facts.json") if json.loads(p.read_text())["settings"] == settings
     )
-    (folder / "rows.values").write_bytes(b"\0" * 8)
-    with pytest.raises(DataError, match="damaged: its files do not fit together"):
-        association_rows(corpus, settings)
+    (folder / name).write_bytes(damage((folder / name).read_bytes()))
+    said: list[str] = []
+    rows, facts = association_rows(corpus, settings, say=said.append)
+    assert facts["made"] and len(said) == 1 and name in said[0] and "making the association scores anew" in said[0]
+    np.testing.assert_array_equal(dense(rows), expected)
+    assert not association_rows(corpus, settings, say=said.append)[1]["made"] and len(said) == 1
+
+
+def test_rows_of_which_a_file_is_missing_are_made_anew(corpus: Corpus) -> None:
+    settings = {**SETTINGS, "window": 6}
+    association_rows(corpus, settings)
+    for path in corpus.folder.glob("*/rows.values"):
+        path.unlink()
+    assert association_rows(corpus, settings)[1]["made"]
 
 
 def test_settings_that_leave_no_pair_are_an_error(corpus: Corpus) -> None:
