@@ -47,6 +47,7 @@ class Learner:
     """Everything that a step changes. Two learners in the same state take the same steps, bit for bit."""
 
     rank, world = 0, 1  # which of how many processes
+    has_rates = True  # whether lower learning rates may help where numbers go wrong
 
     def __init__(
         self,

@@ -87,9 +87,9 @@ def sweep(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
     G_H, G_W = gram(H), gram(W)
     hits = float(torch.linalg.vecdot(H, V).to(torch.float64).sum())
     unexplained = 1.0 + (float((G_H * G_W).sum()) - 2.0 * hits) / targets.norm2
-    turn_H, turn_W, singular = principal_axes(G_H, G_W, power)
-    if not bool(torch.isfinite(singular).all()):
+    if not bool(torch.isfinite(G_H).all() and torch.isfinite(G_W).all()):
         raise NumericsError("refit: the sweep is not finite; raise output.ridge, or use train.dtype float64")
+    turn_H, turn_W, singular = principal_axes(G_H, G_W, power)
     return Fit(H @ turn_H.to(H.dtype), W @ turn_W.to(W.dtype), singular, unexplained)
 
 
@@ -102,7 +102,13 @@ def principal_axes(G_H: Tensor, G_W: Tensor, power: float) -> tuple[Tensor, Tens
     factors = []
     for G in (G_H, G_W):
         jitter = floor * G.diagonal().mean() * torch.eye(len(G), dtype=G.dtype, device=G.device)
-        factors.append(torch.linalg.cholesky(G + jitter))
+        factor, failed_at = torch.linalg.cholesky_ex(G + jitter)
+        if int(failed_at):
+            raise NumericsError(
+                f"refit: the scores have fewer independent directions than model.embedding, {len(G)}: about "
+                f"{int(failed_at) - 1}; lower model.embedding, or use train.dtype float64"
+            )
+        factors.append(factor)
     L, M = factors
     X, S, Yt = torch.linalg.svd(L.T @ M)
     S = S.clamp_min(floor * float(S[0]) + 1e-300)

@@ -26,7 +26,7 @@ from lstlm.training.runlog import RunLog, Silence
 from lstlm.training.schedule import Budget
 from lstlm.training.shards import world_of
 from lstlm.training.signals import Interrupts
-from lstlm.training.sweeps import make_learner
+from lstlm.training.sweeps import check_embedding, make_learner
 from lstlm.training.trainer import Trainer
 from lstlm.training.validate import Scorer, Validator
 from lstlm.vectors import Vectors, write_projector
@@ -81,6 +81,7 @@ def train(
     call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log.
     """
     corpus = Corpus.open(Path(config.data.dir))
+    check_embedding(config, corpus)  # now, before a folder is made
     with ExitStack() as held:
 
         def take() -> None:

@@ -14,7 +14,8 @@ import torch
 from lstlm.config import Config, DataConfig
 from lstlm.data import Batch, Corpus
 from lstlm.data.association import association_rows
-from lstlm.errors import CheckpointError
+from lstlm.data.vocabulary import SPECIALS
+from lstlm.errors import CheckpointError, ConfigError
 from lstlm.training.learner import Learner, Step
 from lstlm.training.refit import Targets, sweep
 
@@ -55,12 +56,24 @@ def row_settings(data: DataConfig, seed: int) -> dict[str, Any]:
     return {"window": data.context // 2, **{name: getattr(data, name) for name in names}, **random}
 
 
+def check_embedding(config: Config, corpus: Corpus) -> None:
+    """Refuse more directions than there are rows of scores: the words, without <unk>, <s> and </s>."""
+    words, size = len(corpus.vocabulary) - len(SPECIALS), config.model.embedding
+    if config.data.context_kind == "cooccurrence" and size > words:
+        raise ConfigError(
+            f"model.embedding: {size} is above the {words} words of {corpus.folder}, and cooccurrence finds at most "
+            f"one direction a word; use at most {words}, or prepare more text"
+        )
+
+
 class RefitLearner(Learner):
     """Refits word vectors and output weights in turn; the rows are counted, or mapped, at the first step."""
 
+    has_rates = False
     examples: Sweeps
 
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
+        check_embedding(config, corpus)
         super().__init__(config, corpus, device, Sweeps(len(corpus.vocabulary)))
         self.words_per_step = len(corpus.vocabulary)
         self._corpus = corpus

@@ -94,6 +94,8 @@ class Trainer:
         try:
             step: Step | None = self.learner.step(scale, measured=measured)
         except NumericsError as error:
+            if not self.learner.has_rates:
+                raise
             step = self._try_restored(error, scale)
         if step is None:
             return

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lstlm.data.cooccurrence import SparseRows
+from lstlm.errors import NumericsError
 from lstlm.training.refit import Targets, gram, principal_axes, solve_gram, sweep
 from lstlm.training.run import load_run
 from tests.training.harness import Cli, figures, fingerprint, make_corpus, status
@@ -90,6 +91,37 @@ def test_vectors_are_principal_axes_times_a_power_of_the_singular_values() -> No
     torch.testing.assert_close((H @ A) @ (W @ B).T, H @ W.T)
     torch.testing.assert_close(gram(H @ A), torch.diag(S**0.6))
     torch.testing.assert_close(gram(W @ B), torch.diag(S**1.4))
+
+
+def test_more_directions_than_the_scores_have_are_an_error_with_advice() -> None:
+    rounded = torch.diag(torch.tensor([1.0, 1.0, 1.0, -1e-7, 1.0]).double())  # a zero, as float32 leaves it
+    with pytest.raises(NumericsError, match="fewer independent directions than model.embedding, 5: about 3; lower"):
+        principal_axes(torch.eye(5).double(), rounded, 0.3)
+    _, rows = matrix()
+    targets = Targets(rows, torch.float32, torch.device("cpu"))
+    with pytest.raises(NumericsError, match="the sweep is not finite"):
+        sweep(targets, torch.full((30, 4), float("nan")), 0.0, 0.25)
+
+
+def test_a_refit_that_fails_ends_the_run_without_talk_of_rates(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise NumericsError("refit: lower model.embedding")
+
+    monkeypatch.setattr("lstlm.training.sweeps.sweep", fail)
+    outcome = lstlm(tmp_path / "run", **SETTINGS)
+    assert outcome.code == 4 and outcome.err.strip().endswith("lstlm: error: refit: lower model.embedding")
+
+
+@pytest.mark.parametrize("extra", [(), ("--dry-run",)])
+def test_more_directions_than_words_are_refused_before_anything_is_made(
+    lstlm: Cli, tmp_path: Path, extra: tuple[str, ...]
+) -> None:
+    outcome = lstlm(tmp_path / "run", *extra, **{**SETTINGS, "model__embedding": 201})
+    line = outcome.err.strip().splitlines()[-1]
+    assert outcome.code == 2 and "model.embedding: 201 is above the 193 words of" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_of_sweeps_is_a_normal_run(lstlm: Cli, tmp_path: Path) -> None:
