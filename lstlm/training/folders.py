@@ -14,6 +14,8 @@ from lstlm.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+_MARKS = ("status.json", _LOCK)  # one of them is in every run folder
+_FOREIGN = "manifest.json"  # of a corpus, whose vocab.tsv is not ours, or of a checkpoint
 _OWN_FILES = ("config.yaml", "vocab.tsv", "environment.json", "status.json", "metrics.jsonl")
 _PROJECTOR_FILES = ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt")
 
@@ -42,8 +44,14 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run {folder}: not a folder; choose another name")
-    if not (resuming or force) and folder.is_dir() and any(entry.name != _LOCK for entry in folder.iterdir()):
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if _FOREIGN in names:
+        raise ConfigError(f"--run {folder}: holds a {_FOREIGN}, so a corpus or a checkpoint; choose another folder")
+    if names - {_LOCK} and not (resuming or force):
         raise ConfigError(f"--run {folder}: not empty; continue it with --resume auto, or start it anew with --force")
+    if names and not resuming and names.isdisjoint(_MARKS):
+        what = f"neither {' nor '.join(_MARKS)} is there"
+        raise ConfigError(f"--run {folder}: --force starts runs anew, and this is none ({what}); choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 - open is held
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from lstlm.training.checkpoint import _seal, step_folders
 from lstlm.training.learner import Learner
-from tests.training.harness import Cli, arguments, figures, fingerprint, status
+from tests.training.harness import Cli, arguments, figures, fingerprint, make_corpus, status
 
 KINDS = ["softmax", "sampled", "factored", "factored svd"]
 
@@ -142,6 +142,25 @@ def test_an_older_checkpoint_needs_a_new_folder_or_force(lstlm: Cli, tmp_path: P
     assert fingerprint(tmp_path / "branch", 40) == whole
     lstlm.ok(run, "--resume", older, "--force")
     assert fingerprint(run, 40) == whole
+
+
+def test_force_costs_nobody_but_a_run_its_files(lstlm: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "checkpoints").mkdir(parents=True)
+    (other / "checkpoints" / "other-tool.pt").write_text("mine")
+    (other / "config.yaml").write_text("mine: 1\n")
+    refused = lstlm(other, "--force")
+    assert refused.code == 2 and "this is none (neither status.json nor .lock is there)" in refused.err
+    assert sorted(p.name for p in other.rglob("*")) == ["checkpoints", "config.yaml", "other-tool.pt"]
+    corpus = make_corpus(tmp_path / "corpus")
+    before = sorted(corpus.iterdir())
+    for extra in (("--force",), ("--resume", "auto")):
+        refused = lstlm(corpus, *extra)
+        assert refused.code == 2 and "so a corpus or a checkpoint; choose another folder" in refused.err
+    (corpus / ".lock").touch()
+    assert lstlm(corpus, "--force").code == 2
+    (corpus / ".lock").unlink()
+    assert sorted(corpus.iterdir()) == before
 
 
 def test_a_folder_is_refused_without_leave(lstlm: Cli, tmp_path: Path) -> None:
