@@ -151,21 +151,31 @@ def write_failure(error: BaseException, path: Path, survivor: str | None) -> Lst
     return LstlmError(f"{path}: {cause.strerror or cause}; {left}; {remedy}, then continue with --resume auto")
 
 
+def _named(root: Path, prefix: str) -> list[Path]:
+    """Return what in `root` begins with `prefix`. Not glob: it takes a folder that it may not read for an empty one."""
+    try:
+        return [root / name for name in os.listdir(root) if name.startswith(prefix)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{root}: cannot be read ({error.strerror or error}); mend the cause") from error
+
+
 def tidy(root: Path) -> None:
     """Remove the temporary folders of killed writers; put back a checkpoint that was displaced and not replaced."""
-    for folder in root.glob(f"{_DISPLACED}*"):
+    for folder in _named(root, _DISPLACED):
         home = folder.with_name(folder.name[len(_DISPLACED) :])
         if home.exists():
             shutil.rmtree(folder, ignore_errors=True)
         else:
             os.rename(folder, home)
-    for folder in root.glob(f"{_TEMPORARY}*"):
+    for folder in _named(root, _TEMPORARY):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def step_folders(root: Path) -> list[Path]:
     """Return the checkpoint folders, newest first."""
-    found = [path for path in root.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdigit()]
+    found = [path for path in _named(root, _PREFIX) if path.name[len(_PREFIX) :].isdigit()]
     return sorted(found, key=lambda path: int(path.name[len(_PREFIX) :]), reverse=True)
 
 

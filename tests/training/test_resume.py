@@ -1,12 +1,15 @@
 """A run that was interrupted, however rudely, continues as if nothing had happened: bit for bit."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +109,29 @@ def test_all_damaged_is_an_error_not_a_fresh_start(lstlm: Cli, tmp_path: Path) -
 def test_auto_without_a_checkpoint_begins(lstlm: Cli, tmp_path: Path) -> None:
     outcome = lstlm.ok(tmp_path / "new", "--resume", "auto")
     assert "no checkpoint yet; starting at step 0" in outcome.err
+
+
+def test_a_folder_that_cannot_be_read_is_no_fresh_start(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    lstlm.ok(run)
+    before = (run / "metrics.jsonl").read_text()
+    listdir, scandir = os.listdir, os.scandir
+
+    def refuse(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+        def listing(path: Any = ".") -> Any:
+            if str(path).endswith("checkpoints"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return wrapped(path)
+
+        return listing
+
+    monkeypatch.setattr(os, "listdir", refuse(listdir))  # chmod would not stop root
+    monkeypatch.setattr(os, "scandir", refuse(scandir))
+    outcome = lstlm(run, "--resume", "auto")
+    assert outcome.code == 3 and "checkpoints: cannot be read (Permission denied)" in outcome.err
+    assert "starting at step 0" not in outcome.err and (run / "metrics.jsonl").read_text() == before
 
 
 def test_more_steps_continue_and_other_models_are_refused(lstlm: Cli, tmp_path: Path) -> None:
