@@ -1,5 +1,6 @@
 """The counters of a run: what a checkpoint must hold besides tensors for a resumed run to be the same run."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -34,9 +35,10 @@ class Progress:
         return self.last_loss
 
     def note_evaluation(self, loss: float) -> bool:
-        """Record a validation loss; say whether it is the best so far."""
+        """Record a validation loss; say whether it is the best so far. One that is not finite never is."""
         self.evaluated_step = self.step
-        if self.best_loss is None or loss < self.best_loss:
+        # `not <=`: a best loss that an older version saved as nan gives way to any number
+        if math.isfinite(loss) and (self.best_loss is None or not self.best_loss <= loss):
             self.best_loss, self.best_step, self.stale = loss, self.step, 0
             return True
         self.stale += 1

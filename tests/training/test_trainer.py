@@ -1,6 +1,7 @@
 """The loop: it learns, stops when told, keeps the best, and survives numbers that are not numbers."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from lstlm.errors import NumericsError
 from lstlm.training.checkpoint import step_folders
 from lstlm.training.learner import Learner
+from lstlm.training.progress import Progress
 from lstlm.training.run import load_run
 from lstlm.training.validate import Validator
 from tests.training.harness import Cli, figures, fingerprint, status
@@ -103,6 +105,25 @@ def test_patience_stops_early_and_best_stays(lstlm: Cli, tmp_path: Path, monkeyp
     checkpoints = tmp_path / "run" / "checkpoints"
     assert os.readlink(checkpoints / "best") == "step-00000010"
     assert [p.name for p in step_folders(checkpoints)] == ["step-00000020", "step-00000010"]
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([math.nan, 4.0, math.inf, math.nan])
+    monkeypatch.setattr(Validator, "__call__", lambda self, network, stop: {"eval/loss": next(losses)})
+    outcome = lstlm.ok(tmp_path / "run", "--json", train__eval_every=10)
+    summary = json.loads(outcome.out)
+    assert (summary["best_step"], summary["best_loss"]) == (20, 4.0) and outcome.err.count("best so far") == 1
+    assert os.readlink(tmp_path / "run" / "checkpoints" / "best") == "step-00000020"
+
+
+def test_without_validation_text_there_is_no_best(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Validator, "__call__", lambda self, network, stop: {"eval/loss": math.nan})
+    outcome = lstlm.ok(tmp_path / "run")
+    assert "best so far" not in outcome.err and not (tmp_path / "run" / "checkpoints" / "best").is_symlink()
+    saved = Progress.from_dict({"step": 3, "best_loss": math.nan})  # by an older version
+    assert saved.note_evaluation(5.0) and saved.best_loss == 5.0
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, bad: set[int], *, only_above: float = 0.0) -> list[int]:
