@@ -94,6 +94,8 @@ def prepare(
 
 def check_target(out: Path, force: bool) -> None:
     """Refuse an output folder with content; with `force`, one that holds anything but a corpus."""
+    if any(above.exists() and not above.is_dir() for above in out.parents):
+        raise ConfigError(f"--out {out}: lies inside a file; name another folder")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; name a folder")
     if not out.is_dir() or not any(out.iterdir()):

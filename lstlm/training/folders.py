@@ -42,6 +42,8 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
 
     Returns an open, locked file; the lock goes with the process, however that ends.
     """
+    if any(above.exists() and not above.is_dir() for above in folder.parents):
+        raise ConfigError(f"--run {folder}: lies inside a file; choose another name")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run {folder}: not a folder; choose another name")
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()

@@ -74,6 +74,13 @@ def test_the_default_folder_carries_config_and_time(
     assert (Path(again["run"]), again["step"]) == (run, 8)
 
 
+@pytest.mark.parametrize("below", ["x", "x/y"])
+def test_a_run_inside_a_file_is_refused(lstlm: Cli, tmp_path: Path, below: str) -> None:
+    (tmp_path / "text.txt").write_text("words\n")
+    outcome = lstlm(tmp_path / "text.txt" / below)
+    assert outcome.code == 2 and "lies inside a file; choose another name" in outcome.err
+
+
 def test_resume_needs_no_config(lstlm: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     lstlm.ok(run, train__max_steps=10)

@@ -242,6 +242,9 @@ def test_a_folder_with_content_is_not_replaced_unasked(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "thesis.tex").exists()
     with pytest.raises(ConfigError, match="is a file; name a folder"):
         prepare.prepare(source, tmp_path / "out" / "thesis.tex", PrepareOptions(), force=True)
+    for below in ("x", "x/y"):
+        with pytest.raises(ConfigError, match="lies inside a file; name another folder"):
+            prepare.prepare(source, tmp_path / "out" / "thesis.tex" / below, PrepareOptions())
 
 
 def test_scores_made_from_a_corpus_are_replaced_with_it(tmp_path: Path) -> None:
