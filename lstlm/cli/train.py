@@ -138,6 +138,8 @@ def _settings(config_path: Path | None, folder: Path, resume: str | None, overri
 
     if config_path is None and resume is None:
         raise ConfigError("--config: missing; give a configuration file, e.g. --config configs/tiny.yaml")
+    if config_path is None and not (folder / "config.yaml").is_file():
+        raise ConfigError(f"--resume {resume}: no run at {folder} (no config.yaml there); name a run or a checkpoint")
     return load_config(config_path or folder / "config.yaml", overrides)
 
 

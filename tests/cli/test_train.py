@@ -81,6 +81,14 @@ def test_a_run_inside_a_file_is_refused(lstlm: Cli, tmp_path: Path, below: str) 
     assert outcome.code == 2 and "lies inside a file; choose another name" in outcome.err
 
 
+def test_resume_of_nothing_says_that_there_is_no_run(lstlm: Cli, tmp_path: Path) -> None:
+    nothing = str(tmp_path / "nothere")
+    for words in (["--resume", nothing], ["--run", nothing, "--resume", "auto"]):
+        outcome = lstlm.run("train", *words)
+        assert outcome.code == 2 and f"no run at {nothing} (no config.yaml there)" in outcome.err
+        assert "YAML" not in outcome.err and not (tmp_path / "nothere").exists()
+
+
 def test_resume_needs_no_config(lstlm: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     lstlm.ok(run, train__max_steps=10)
