@@ -51,6 +51,11 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
     from lstlm.evaluation.perplexity import affordable_ranks, evaluate
 
     run = open_run(run_path, options["device"])
+    if run.config.data.context_kind == "cooccurrence":
+        raise ConfigError(
+            "a run of context_kind cooccurrence scores pairs, not words of a text, so it has no perplexity; "
+            "ask `lstlm eval simlex`"
+        )
     split, unknown = _split(run, options)
     batches = evaluation_batches(
         split,

@@ -183,7 +183,8 @@ def test_what_has_no_closed_form_is_refused(lstlm: Cli, tmp_path: Path, key: str
 def test_perplexity_of_rows_is_refused_with_a_reason(lstlm: Cli, tmp_path: Path) -> None:
     lstlm.ok(tmp_path / "run", **SETTINGS)
     outcome = lstlm.run("eval", "perplexity", str(tmp_path / "run"))
-    assert outcome.code == 2 and "cooccurrence" in outcome.err and "Traceback" not in outcome.err
+    assert outcome.code == 2 and "scores pairs, not words of a text" in outcome.err
+    assert "ask `lstlm eval simlex`" in outcome.err and len(outcome.err.splitlines()) == 1
 
 
 def test_predicting_the_next_word_is_refused_with_a_reason(lstlm: Cli, tmp_path: Path) -> None:
