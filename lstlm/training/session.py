@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lstlm
-from lstlm.config import Config, dump_config, to_dict
+from lstlm.config import Config, dump_config, to_dict, with_rates
 from lstlm.data import Corpus, Vocabulary
 from lstlm.distributed import Ranks
 from lstlm.errors import ConfigError
@@ -81,6 +81,7 @@ def train(
     call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log.
     """
     corpus = Corpus.open(Path(config.data.dir))
+    config = with_rates(config, len(corpus.vocabulary))  # written down, so that a later version goes on with the same
     with ExitStack() as held:
 
         def take() -> None:

@@ -120,11 +120,11 @@ class Trainer:
     def _roll_back(self, error: NumericsError) -> None:
         """Return to the newest good checkpoint and halve the learning rates; give up after train.max_rollbacks."""
         failed, limit = self.progress, self.config.train.max_rollbacks
-        optim = self.config.optim
+        optim, output_lr = self.config.optim, self.learner.optimisers.output_lr
         if failed.rollbacks >= limit:
             raise NumericsError(
                 f"step {failed.step}: {error}; gave up after {failed.rollbacks} roll-backs with the rates at "
-                f"×{failed.lr_factor:g}; lower optim.output_lr ({optim.output_lr:g}), optim.hidden_lr "
+                f"×{failed.lr_factor:g}; lower optim.output_lr ({output_lr:g}), optim.hidden_lr "
                 f"({optim.hidden_lr:g}) and optim.embedding_lr ({optim.embedding_lr:g}), or set optim.warmup_steps"
             )
         checkpoint, skipped = self._newest()
