@@ -243,7 +243,7 @@ class Optimisers:
         self.network, self.config = network, config
         self.weight_decay = network.config.output.weight_decay
         chosen = config.output_lr
-        self.output_lr = output_rate(network.config.output, network.embedding.vocab) if chosen is None else chosen
+        self.output_lr = output_rate(network.config, network.embedding.vocab) if chosen is None else chosen
         self.hidden = _hidden_optimiser(list(network.hidden.parameters()), config)
         table = network.embedding.weight
         self.squares = table.new_zeros(len(table)) if config.embedding == "adagrad" else None

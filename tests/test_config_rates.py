@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lstlm.config import load_config, output_rate, parse_config, with_rates
-from lstlm.config.schema import OutputConfig
+from lstlm.config import Config, load_config, output_rate, parse_config, with_rates
 from lstlm.errors import ConfigError
 from tests.training.harness import Cli, figures, fingerprint, make_corpus
 
@@ -21,16 +20,22 @@ def lstlm(corpus: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 
 def test_it_grows_with_the_vocabulary_where_the_stable_rate_does() -> None:
-    rates = [output_rate(OutputConfig(), vocab) for vocab in (200, 10_000, 40_000, 800_000)]
+    rates = [output_rate(Config(), vocab) for vocab in (200, 10_000, 40_000, 800_000)]
     assert rates == [1.0, 50.0, 100.0, 100.0]
-    squared = OutputConfig(loss="squared")
-    assert output_rate(squared, 200) == output_rate(squared, 800_000)
+
+
+def test_squared_error_is_bounded_by_the_inputs_alone() -> None:
+    """|h| ≤ 1 after tanh, so λmax(2HᵀH/m) ≤ 2·301, whatever the minibatch and the vocabulary."""
+    squared = parse_config("output: {loss: squared}")
+    assert output_rate(squared, 200) == output_rate(squared, 800_000) < 1 / (2 * 301)
+    wide = parse_config("output: {loss: squared}\nmodel: {embedding: 50, hidden: []}\ndata: {context: 3}")
+    assert output_rate(wide, 200) < 1 / (2 * 151)
 
 
 def test_kinds_of_one_loss_have_one_rate() -> None:
     for loss in ("z", "squared", "spherical", "taylor"):
         factored, naive = (parse_config(f"output: {{kind: {kind}, loss: {loss}}}") for kind in ("factored", "naive"))
-        assert output_rate(factored.output, 5000) == output_rate(naive.output, 5000)
+        assert output_rate(factored, 5000) == output_rate(naive, 5000)
 
 
 def test_a_given_rate_stays() -> None:
