@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from lstlm.training.dryrun import Estimate
     from lstlm.training.session import Summary
 
+# What a corpus alone is trained with, apart from the defaults: larger minibatches learn more in the same time.
+CORPUS_ALONE = "train: {batch_size: 512}"
+
 EPILOGUE = """\b
 Example:
   lstlm train --config configs/tiny.yaml --run runs/tiny
@@ -145,7 +148,7 @@ def _corpus_alone(folder: Path | None, overrides: tuple[str, ...]) -> tuple[Path
             "--config: missing; give a configuration file, e.g. --config configs/tiny.yaml, "
             "or a corpus alone: --set data.dir=data/demo"
         )
-    config = parse_config("{}", "defaults", overrides)
+    config = parse_config(CORPUS_ALONE, "defaults", overrides)
     return folder or default_folder(Path(config.data.dir)), config
 
 

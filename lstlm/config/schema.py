@@ -105,7 +105,7 @@ class OptimConfig:
 class TrainConfig:
     """How long, how often, how careful."""
 
-    batch_size: int = option(512, "examples per step", at_least=1, at_most=1_048_576)
+    batch_size: int = option(128, "examples per step", at_least=1, at_most=1_048_576)
     max_steps: int | None = option(None, "stop after this many steps", at_least=1)
     max_epochs: int | None = option(1, "stop after this many passes over the corpus", at_least=1)
     max_minutes: float | None = option(None, "stop after this many minutes of training", above=0)

@@ -39,7 +39,7 @@ def test_show_without_a_file_prints_the_defaults() -> None:
 
 
 def test_show_puts_the_meaning_above_the_key() -> None:
-    assert "  # examples per step\n  batch_size: 512\n" in run("show", "--explain").stdout
+    assert "  # examples per step\n  batch_size: 128\n" in run("show", "--explain").stdout
 
 
 def test_validate_says_valid_or_lists_everything(file: Path, tmp_path: Path) -> None:
