@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig
+from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, output_rate
 from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
 from lstlm.errors import CheckpointError, ConfigError, DataError
 from lstlm.outputs import OutputLayer, make_output
@@ -242,6 +242,8 @@ class Optimisers:
     def __init__(self, network: Network, config: OptimConfig) -> None:
         self.network, self.config = network, config
         self.weight_decay = network.config.output.weight_decay
+        chosen = config.output_lr
+        self.output_lr = output_rate(network.config, network.embedding.vocab) if chosen is None else chosen
         self.hidden = _hidden_optimiser(list(network.hidden.parameters()), config)
         table = network.embedding.weight
         self.squares = table.new_zeros(len(table)) if config.embedding == "adagrad" else None
@@ -261,7 +263,7 @@ class Optimisers:
 
     def step_output(self, lr_scale: float = 1.0) -> None:
         """Update the output layer."""
-        self.network.head.update(self.config.output_lr * lr_scale, self.weight_decay)
+        self.network.head.update(self.output_lr * lr_scale, self.weight_decay)
 
     def step_hidden(self, lr_scale: float = 1.0) -> None:
         """Update the hidden layers."""

@@ -31,9 +31,9 @@ def problems(text: str, *overrides: str) -> list[str]:
         ("train: 3", "f.yaml:1: train: 3 where a section is expected; its keys: batch_size, .*"),
         ("train:", "f.yaml:1: train: an empty value where a section is expected; its keys: .*"),
         ("train: [1]", "f.yaml:1: train: a list of 1 where a section is expected; .*"),
-        ("optim: {output_lr: yes}", "f.yaml:1: optim.output_lr: yes is not a finite number, above 0"),
-        ("optim: {output_lr: '0.1'}", "f.yaml:1: optim.output_lr: '0.1' is not a finite number, above 0"),
-        ("optim: {output_lr: -1e-3}", "f.yaml:1: optim.output_lr: -1e-3 is out of range; allowed: .* above 0"),
+        ("optim: {output_lr: yes}", "f.yaml:1: optim.output_lr: yes is not a finite number, above 0, or null"),
+        ("optim: {output_lr: '0.1'}", "f.yaml:1: optim.output_lr: '0.1' is not a finite number, above 0, or null"),
+        ("optim: {output_lr: -1e-3}", "f.yaml:1: optim.output_lr: -1e-3 is out of range; allowed: .* above 0, or null"),
         ("optim: {output_lr: 0}", "f.yaml:1: optim.output_lr: 0 is out of range; .*"),
         ("optim: {output_lr: .nan}", "f.yaml:1: optim.output_lr: .nan is not a finite number.*"),
         ("optim: {output_lr: .inf}", "f.yaml:1: optim.output_lr: .inf is not a finite number.*"),
@@ -105,7 +105,10 @@ def test_an_object_tag_is_refused_and_nothing_is_constructed() -> None:
             "f.yaml: data.context: 3 must be even for context_kind window.*",
         ),
         ("data: {context_kind: bag, context: 5}", "f.yaml: data.context: 5 must be even for context_kind bag: .*"),
-        ("output: {weight_decay: 2}", "f.yaml: output.weight_decay: 2.0 × optim.output_lr 1.0 must stay below 1, .*"),
+        (
+            "output: {weight_decay: 2}\noptim: {output_lr: 1}",
+            "f.yaml: output.weight_decay: 2.0 × optim.output_lr 1.0 must stay below 1, .*",
+        ),
     ],
 )
 def test_keys_are_checked_together(text: str, line: str) -> None:

@@ -258,8 +258,10 @@ def _learning(figure: Any, records: list[Record]) -> None:
         axes.set(xlabel=unit, title=title)
         if key == "perplexity":
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            labelled = "123456789" if high < 5 * low else "125"  # first digits: more would overlap
             for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                axis_formatter(lambda value, _: f"{value:,.0f}")
+                axis_formatter(lambda y, _, digits=labelled: f"{y:,.0f}" if f"{y:e}"[0] in digits else "")
         place(axes, ends, colours)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)

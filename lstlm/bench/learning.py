@@ -34,7 +34,7 @@ SCORES = ("simlex", "simlex_output", "wordsim", "wordsim_output", "top10", "perp
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train: configurations and peers, each `seeds` times, `seconds` of training each (peers: `epochs`)."""
+    """What to train: configurations and peers, each `seeds` times, for `seconds` or `steps` (peers: `epochs`)."""
 
     data: Path
     configs: Sequence[Path]
@@ -48,6 +48,8 @@ class Plan:
     simlex: Path | None = None
     wordsim: Path | None = None
     cpu_time: bool = False
+    steps: int | None = None
+    first_seed: int = 1
 
     @property
     def now(self) -> Callable[[], float]:
@@ -106,7 +108,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     scores = WordScores(corpus.vocabulary, plan.simlex, plan.wordsim)
     records: list[Record] = []
     runs, done = plan.seeds * (len(configs) + len(plan.peers)), 0
-    for seed in range(1, plan.seeds + 1):
+    for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
         for label, config in configs.items():
             records += _train(plan, label, config, corpus, scores, seed)
             done += 1
@@ -126,7 +128,8 @@ def _configuration(plan: Plan, path: Path) -> Config:
     """Return a configuration that ends with the budget; one that is solved in sweeps keeps their number, too."""
     config = load_config(path, [*plan.overrides, f"data.dir={plan.data}"])
     sweeps = config.train.max_epochs if _in_sweeps(config) else None
-    budget: dict[str, Any] = {"max_steps": None, "max_epochs": sweeps, "max_minutes": plan.seconds / 60}
+    minutes = plan.seconds / 60 if plan.steps is None else None
+    budget: dict[str, Any] = {"max_steps": plan.steps, "max_epochs": sweeps, "max_minutes": minutes}
     return replace(config, train=replace(config.train, **budget))
 
 
@@ -152,7 +155,10 @@ def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordS
     """Train one configuration and return a record for each evaluation."""
     device = torch.device("cpu")
     pace: dict[str, Any] = {"log_every": 1, "eval_every": 1}  # every sweep: they are few, and long
-    if not _in_sweeps(config):
+    if plan.steps is not None:
+        log_every = max(1, plan.steps // plan.points // 4)
+        pace = {"log_every": log_every, "eval_every": 4 * log_every}
+    elif not _in_sweeps(config):
         step_ms, evaluation_s = _costs(plan, config, corpus, scores)
         log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
         # The trainer's budget counts evaluations too; what is promised here is seconds of training.

@@ -56,8 +56,8 @@ class Plan:
     hidden: int = 300
     m: int = 128
     context: int = 4
-    combine: Literal["concat", "sum", "mean"] = "concat"
     layers: int = 2
+    combine: Literal["concat", "sum", "mean"] = "concat"
     effort: Effort = field(default_factory=Effort)
 
 

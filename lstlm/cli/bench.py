@@ -130,7 +130,14 @@ Example:
 @common.names_option("--methods", "none; gensim-sg, gensim-cbow")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Seconds of training for each configuration and seed.")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, with seeds 1, 2, …")
+@click.option(
+    "--steps", type=click.IntRange(1), help="Train for this many steps each, however long they take, instead."
+)
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, one seed after another."
+)
+@click.option("--first-seed", type=click.IntRange(0), default=1, show_default=True,
+              help="Seed of the first run; another than settings were chosen with keeps the report apart.")  # fmt: skip
 @click.option(
     "--cpu-time", is_flag=True, help="Count the process's own CPU seconds: for a machine that others use too."
 )
@@ -141,7 +148,7 @@ Example:
 @click.option("--wordsim", type=click.Path(path_type=Path), help="WordSim-353 file.  [as for `lstlm eval wordsim`]")
 @common.shared_options
 def learning(**given: Any) -> None:
-    """Train configurations on one corpus for the same time and score them as they learn."""
+    """Train configurations on one corpus for the same time, or the same steps, and score them as they learn."""
     common.use_threads(given["threads"])
     from lstlm.bench import learning as bench
 
@@ -159,6 +166,8 @@ def learning(**given: Any) -> None:
         simlex=given["simlex"],
         wordsim=given["wordsim"],
         cpu_time=given["cpu_time"],
+        steps=given["steps"],
+        first_seed=given["first_seed"],
     )
     common.check_before_work(given)
     common.deliver("learning", bench.run(plan, common.say), given)

@@ -20,7 +20,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 130, 143
 def run_and_report(cli: click.Group, arguments: list[str]) -> int:
     """Run one command line and return its exit code; whatever went wrong has been said on stderr."""
     try:
-        with _unwinding_on_sigterm():
+        with _unwinding_on_signals():
             code = _run(cli, arguments)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
@@ -96,17 +96,36 @@ def _reader_left() -> bool:
 
 
 @contextmanager
-def _unwinding_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143), so that temporary files are removed; a command may install its own handler."""
+def _unwinding_on_signals() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into exceptions, so that temporary files are removed; a command may handle them itself.
+
+    Not in the middle of an import: an exception there ends in native code that aborts, or in a module half made.
+    """
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
+        if _importing(frame):
+            again = threading.Timer(0.05, os.kill, (os.getpid(), signum))
+            again.daemon = True
+            again.start()
+        elif signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(EXIT_TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    heard = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+    before = {signum: signal.signal(signum, leave) for signum in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether the interrupted code is within an import."""
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from lstlm.training.dryrun import Estimate
     from lstlm.training.session import Summary
 
+# What a corpus alone is trained with, apart from the defaults: larger minibatches learn more in the same time.
+CORPUS_ALONE = "train: {batch_size: 512}"
+
 EPILOGUE = """\b
 Example:
   lstlm train --config configs/tiny.yaml --run runs/tiny
+  lstlm train --set data.dir=data/mine --run runs/mine
   lstlm train --config configs/tiny.yaml --run runs/tiny --resume auto --set train.max_epochs=4
   tensorboard --logdir runs
   torchrun --standalone --nproc-per-node 2 -m lstlm train --config configs/tiny.yaml --run-folder runs/two
@@ -31,7 +35,7 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="Configuration file (YAML). May be left out when a run is resumed.",
+    help="Configuration file (YAML). May be left out when a run is resumed, or with --set data.dir=DIR: all defaults.",
 )
 @click.option(
     "--set",
@@ -84,8 +88,10 @@ def command(
     """Train a model: progress, TensorBoard events and checkpoints go to the run folder."""
 
     def settle() -> tuple[Path, "Config"]:
+        if config_path is None and resume is None:
+            return _corpus_alone(folder, overrides)
         chosen = _choose_folder(config_path, folder, resume)
-        return chosen, _settings(config_path, chosen, resume, overrides)
+        return chosen, _settings(config_path, chosen, overrides)
 
     if several := int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if dry_run:
@@ -132,14 +138,26 @@ def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | 
     return newest or default_folder(config_path)
 
 
-def _settings(config_path: Path | None, folder: Path, resume: str | None, overrides: tuple[str, ...]) -> "Config":
+def _corpus_alone(folder: Path | None, overrides: tuple[str, ...]) -> tuple[Path, "Config"]:
+    """Return the run folder and the defaults for the corpus that --set data.dir names; there is no --config."""
+    from lstlm.config import parse_config
+    from lstlm.training.folders import default_folder
+
+    if not any(override.replace(" ", "").startswith("data.dir=") for override in overrides):
+        raise ConfigError(
+            "--config: missing; give a configuration file, e.g. --config configs/tiny.yaml, "
+            "or a corpus alone: --set data.dir=data/demo"
+        )
+    config = parse_config(CORPUS_ALONE, "defaults", overrides)
+    return folder or default_folder(Path(config.data.dir)), config
+
+
+def _settings(config_path: Path | None, folder: Path, overrides: tuple[str, ...]) -> "Config":
     """Read --config; a resumed run may do without and keep its own."""
     from lstlm.config import load_config
 
-    if config_path is None and resume is None:
-        raise ConfigError("--config: missing; give a configuration file, e.g. --config configs/tiny.yaml")
     if config_path is None and not (folder / "config.yaml").is_file():
-        raise ConfigError(f"--resume {resume}: no run at {folder} (no config.yaml there); name a run or a checkpoint")
+        raise ConfigError(f"--resume: no run at {folder} (no config.yaml there); name a run or a checkpoint")
     return load_config(config_path or folder / "config.yaml", overrides)
 
 
@@ -158,11 +176,13 @@ def _show_summary(summary: "Summary", *, as_json: bool) -> None:
 
 
 def _show_estimate(config: "Config", device: Any, *, as_json: bool) -> None:
-    from lstlm.config import dump_config, to_dict
+    from lstlm.config import dump_config, to_dict, with_rates
     from lstlm.data import Corpus
     from lstlm.training.dryrun import dry_run
 
-    estimate = dry_run(config, Corpus.open(Path(config.data.dir)), device)
+    corpus = Corpus.open(Path(config.data.dir))
+    config = with_rates(config, len(corpus.vocabulary))
+    estimate = dry_run(config, corpus, device)
     if as_json:
         common.print_json({"config": to_dict(config), **asdict(estimate)})
         return

@@ -1,5 +1,6 @@
 """The configuration: frozen dataclasses (``schema``), read from strict YAML (``reader``), written back (``writer``)."""
 
+from lstlm.config.rates import output_rate, with_rates
 from lstlm.config.reader import load_config, parse_config
 from lstlm.config.schema import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
 from lstlm.config.writer import dump_config, to_dict
@@ -13,6 +14,8 @@ __all__ = [
     "TrainConfig",
     "dump_config",
     "load_config",
+    "output_rate",
     "parse_config",
     "to_dict",
+    "with_rates",
 ]

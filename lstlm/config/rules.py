@@ -44,7 +44,7 @@ def _window_is_even(config: Config) -> str | None:
 
 def _decay_shrinks(config: Config) -> str | None:
     decay, lr = config.output.weight_decay, config.optim.output_lr
-    if decay * lr >= 1:
+    if lr is not None and decay * lr >= 1:
         return f"{decay} × optim.output_lr {lr} must stay below 1, or a step flips the weights; lower one of them"
     return None
 

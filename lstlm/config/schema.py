@@ -86,8 +86,13 @@ class OutputConfig:
 class OptimConfig:
     """Learning rates and the rules that use them."""
 
-    output_lr: float = option(1.0, "learning rate of the output layer (exact SGD, mean loss of a batch)", above=0)
-    hidden_lr: float = option(0.05, "learning rate of the hidden layers", above=0)
+    output_lr: float | None = option(
+        None,
+        "learning rate of the output layer (exact SGD, mean loss of a batch); null for one that suits output.kind, "
+        "output.loss and the vocabulary, chosen when training starts",
+        above=0,
+    )
+    hidden_lr: float = option(0.02, "learning rate of the hidden layers", above=0)
     embedding_lr: float = option(0.1, "learning rate of the input word vectors", above=0)
     hidden: Literal["adagrad", "sgd", "adam"] = option("adagrad", "optimiser of the hidden layers")
     momentum: float = option(0.9, "momentum when `hidden` is sgd", at_least=0, below=1)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.spherical.host import to_host
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
@@ -55,3 +62,17 @@ def positive_definite(P: Tensor, H: Tensor) -> Tensor:
     if int(torch.linalg.cholesky_ex(P).info) != 0:
         raise ConfigError("preconditioner: must be positive definite, or the step would climb")
     return P.to(H)
+
+
+def without_autocast(method: Callable[P, R]) -> Callable[P, R]:
+    """Let a method compute in the dtype of its tensors, also within torch.autocast, which would round its products."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                with torch.autocast(device, enabled=False):
+                    return call(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return call

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 from lstlm.errors import ConfigError, NumericsError
-from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, positive_definite
+from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, positive_definite, without_autocast
 from lstlm.spherical.dense import DenseState
 from lstlm.spherical.host import from_host, rounded, to_host
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
-from lstlm.spherical.pending import Pending, Step, gradient_of
+from lstlm.spherical.pending import Losses, Pending, Step, gradient_of
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.sweep import Sweep, ranks_of, top_of
@@ -35,6 +35,8 @@ class SphericalHead(nn.Module):
         super().__init__()
         if hidden < 1 or vocab < 2:
             raise ConfigError(f"hidden = {hidden}, vocab = {vocab}: need hidden ≥ 1 and vocab ≥ 2")
+        if not isinstance(loss, SphericalLoss | None):
+            raise ConfigError(f"loss = {loss!r}: give a loss object, such as ZLoss() or make_loss('z')")
         self.hidden, self.has_bias = hidden, bias
         self.loss = ZLoss() if loss is None else loss
         self._initial_shape = (vocab, hidden + bias)
@@ -62,7 +64,7 @@ class SphericalHead(nn.Module):
         ids, values = self._check(h, target_ids, target_values, weight)
         if torch.is_grad_enabled() and not h.requires_grad:
             h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same
-        losses: Tensor = _Losses.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
+        losses: Tensor = Losses.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
         return losses if weight is None else losses * weight
 
     def learn(
@@ -90,6 +92,7 @@ class SphericalHead(nn.Module):
             self._update(lr, weight_decay)
         return self._own(from_host(pending.partials.value, h)), gradient
 
+    @without_autocast
     @np.errstate(all="ignore")
     def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> Pending:
         H, ids, values = self._gather(self._with_bias(h), ids, values)
@@ -97,6 +100,7 @@ class SphericalHead(nn.Module):
         partials = self._partials(step, values)
         return Pending(step, values, partials._replace(value=rounded(partials.value, h)))
 
+    @without_autocast
     def _backward(self, pending: Pending, upstream: Tensor) -> Tensor:
         """Note the upstream gradient (m,) and return that of h (m,hidden)."""
         if pending.step.version != self.state.version:
@@ -163,6 +167,7 @@ class SphericalHead(nn.Module):
         """
         self._update(lr, weight_decay, preconditioner)
 
+    @without_autocast
     def _update(self, lr: float, weight_decay: float, preconditioner: Tensor | None = None) -> None:
         if not (math.isfinite(lr) and lr > 0):
             raise ConfigError(f"lr = {lr}: must be finite and above 0")
@@ -217,6 +222,7 @@ class SphericalHead(nn.Module):
 
     # ---- reading -------------------------------------------------------------------------------------------------
     @torch.no_grad()
+    @without_autocast
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h), ids (m,) or (m,K). Exact; O(d²) an example in the factored layer."""
         if not self.normalised:
@@ -236,6 +242,7 @@ class SphericalHead(nn.Module):
         return scores if p is None else scores + 2 * p.log()
 
     @torch.no_grad()
+    @without_autocast
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best scores (m,k), log-probabilities where the loss has them, and their ids, block by block.
 
@@ -246,6 +253,7 @@ class SphericalHead(nn.Module):
         return self._best_of_all(*top_of(self._sweep(h), k), k)
 
     @torch.no_grad()
+    @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by score: 1 is the best, ties to the lower id. Exact."""
         self._check(h, ids, None, None)
@@ -309,22 +317,11 @@ class SphericalHead(nn.Module):
         self._pending.clear()
         self.state.reset(full)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if (dtype := fn(self.state.like[:0]).dtype) not in (torch.float32, torch.float64):
+            raise ConfigError(f"the layer computes in float32 or float64, not in {dtype}; convert the others only")
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
     def __getstate__(self) -> dict[str, Any]:
         """A pending step belongs to an autograd graph: a copy starts without one."""
         return {**self.__dict__, "_pending": []}
-
-
-class _Losses(torch.autograd.Function):
-    """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        pending = head._forward(h, ids, values)
-        ctx.head, ctx.pending = head, pending  # type: ignore[attr-defined]
-        return head._own(from_host(pending.partials.value, h))
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        if torch.is_grad_enabled():
-            raise NumericsError("the layer has no second derivative; call backward() without create_graph")
-        return ctx.head._backward(ctx.pending, upstream), None, None, None

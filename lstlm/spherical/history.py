@@ -103,7 +103,7 @@ class History(nn.Module):
 
     # ---- reading -------------------------------------------------------------------------------------------------
     def bring_forward(self, rows: Tensor, ids: Tensor | slice) -> Tensor:
-        """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but may reuse rows."""
+        """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but these rows."""
         if self.empty or len(rows) == 0:
             return rows
         stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
@@ -143,12 +143,12 @@ class History(nn.Module):
             out.copy_(out @ self.U[later % (self.segments + 1)])
 
     def _repair(self, segment: int, rows: Tensor, seen: Numbers, count: int) -> Tensor:
-        """v ← v + ((v Xᵀ) ∘ [j > seen]) Y over the first `count` repairs of a segment. Unused repairs are zero."""
+        """v ← v + ((v Xᵀ) ∘ [j > seen]) Y over the first `count` repairs of a segment, in place."""
         if count == 0 or len(rows) == 0:
             return rows
         slot = segment % (self.segments + 1)
         unseen = self.unseen.index_select(0, torch.from_numpy(seen).to(rows.device))[:, :count]
-        return torch.addmm(rows, (rows @ self.X[slot, :count].T).mul_(unseen), self.Y[slot, :count])
+        return rows.addmm_((rows @ self.X[slot, :count].T).mul_(unseen), self.Y[slot, :count])
 
     def written(self, ids: Tensor | slice) -> None:
         """Note that rows were written in the current frame."""

@@ -91,6 +91,9 @@ class SphericalOutput(SphericalHead):
         if self.state.p is not None:
             raise ConfigError("a layer with a prior cannot be resized: make a new one with the new prior")
         d, like = self.state.d, self.state.like
+        for name, given in (("keep", keep), ("new_rows", new_rows)):
+            if not isinstance(given, Tensor | None):
+                raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
         if keep is not None and (
             len(torch.unique(keep)) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any())
         ):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from lstlm.errors import NumericsError
 from lstlm.spherical.dense import Blocked, Plain
-from lstlm.spherical.host import Numbers
+from lstlm.spherical.host import Numbers, from_host
 from lstlm.spherical.losses import Partials
 from lstlm.spherical.touched_rows import Gradient, LowRank, Square
+
+if TYPE_CHECKING:
+    from lstlm.spherical.head import SphericalHead
 
 Step = LowRank | Square | Plain | Blocked
 
@@ -38,3 +44,19 @@ def gradient_of(partials: Partials, upstream: Numbers, like: Tensor) -> Gradient
             f"the gradient of the loss is not finite in {like.dtype}; check the targets and the loss scale"
         )
     return gradient
+
+
+class Losses(torch.autograd.Function):
+    """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
+        pending = head._forward(h, ids, values)
+        ctx.head, ctx.pending = head, pending  # type: ignore[attr-defined]
+        return head._own(from_host(pending.partials.value, h))
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():
+            raise NumericsError("the layer has no second derivative; call backward() without create_graph")
+        return ctx.head._backward(ctx.pending, upstream), None, None, None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import lstlm
-from lstlm.config import Config, dump_config, to_dict
+from lstlm.config import Config, dump_config, to_dict, with_rates
 from lstlm.data import Corpus, Vocabulary
 from lstlm.distributed import Ranks
 from lstlm.errors import ConfigError
@@ -82,6 +82,7 @@ def train(
     """
     corpus = Corpus.open(Path(config.data.dir))
     check_embedding(config, corpus)  # now, before a folder is made
+    config = with_rates(config, len(corpus.vocabulary))  # written down, so that a later version goes on with the same
     with ExitStack() as held:
 
         def take() -> None:

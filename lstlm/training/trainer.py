@@ -122,11 +122,11 @@ class Trainer:
     def _roll_back(self, error: NumericsError) -> None:
         """Return to the newest good checkpoint with at most half the rates; give up after train.max_rollbacks."""
         failed, limit = self.progress, self.config.train.max_rollbacks
-        optim = self.config.optim
+        optim, output_lr = self.config.optim, self.learner.optimisers.output_lr
         if failed.rollbacks >= limit:
             raise NumericsError(
                 f"step {failed.step}: {error}; gave up after {failed.rollbacks} roll-backs with the rates at "
-                f"×{failed.lr_factor:g}; lower optim.output_lr ({optim.output_lr:g}), optim.hidden_lr "
+                f"×{failed.lr_factor:g}; lower optim.output_lr ({output_lr:g}), optim.hidden_lr "
                 f"({optim.hidden_lr:g}) and optim.embedding_lr ({optim.embedding_lr:g}), or set optim.warmup_steps"
             )
         checkpoint, skipped = self._newest()
@@ -149,7 +149,7 @@ class Trainer:
         if not isinstance(error, LearningRateTooLarge):
             return 0.5
         # 0.9: the next minibatch may stand a little less than this one
-        return min(0.5, 0.9 * error.limit / (self.config.optim.output_lr * self._lr_scale()))
+        return min(0.5, 0.9 * error.limit / (self.learner.optimisers.output_lr * self._lr_scale()))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Return to a checkpoint: tensors, position in the data and counters."""

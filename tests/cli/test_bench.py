@@ -127,6 +127,26 @@ def test_learning_scores_configurations_and_gensim_over_seeds(tmp_path: Path) ->
     assert all(r["simlex"] is not None and r["epochs"] == 2 for r in ends if r["label"] == "gensim-cbow")
 
 
+def test_learning_for_equal_steps_with_other_seeds(tmp_path: Path) -> None:
+    write_tiny_corpus(tmp_path / "corpus")
+    settings = "model: {embedding: 8, hidden: [8]}\ntrain: {eval_examples: 50, batch_size: 16}\n"
+    for name, output in (("factored", "{loss: taylor}"), ("softmax", "{kind: softmax}")):
+        (tmp_path / f"{name}.yaml").write_text(f"output: {output}\n{settings}")
+    files = [
+        "--data",
+        tmp_path / "corpus",
+        "--config",
+        tmp_path / "factored.yaml",
+        "--config",
+        tmp_path / "softmax.yaml",
+    ]
+    limits = ["--steps", 24, "--points", 3, "--seeds", 2, "--first-seed", 7, "--threads", 1]
+    found = records(run("learning", *files, *limits, "--json", "-"))
+    assert {(r["label"], r["seed"]) for r in found} == {(n, s) for n in ("factored", "softmax") for s in (7, 8)}
+    assert [r["step"] for r in found if r["label"] == "softmax" and r["seed"] == 7] == [8, 16, 24]
+    assert {r["step"] for r in found if r["final"]} == {24}
+
+
 def test_learning_needs_something_to_train(tmp_path: Path) -> None:
     result = run("learning", "--data", tmp_path)
     assert result.exit_code == 2 and "nothing to train: give --config FILE" in result.stderr

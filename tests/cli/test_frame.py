@@ -257,6 +257,28 @@ def test_signals_unwind_and_set_the_exit_code(number: signal.Signals, code: int,
     assert rest.endswith(last)
 
 
+IMPORTER = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+sys.path.insert(0, sys.argv[1])
+import lstlm.environment
+from lstlm.cli import cli
+def describe():
+    import signalled
+    time.sleep(60)
+lstlm.environment.describe = describe
+cli.main(["env"])
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_an_import_waits_for_its_end(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    module = f"import os\nos.kill(os.getpid(), {int(number)})\nprint('imported', flush=True)\n"
+    (tmp_path / "signalled.py").write_text(module)
+    done = subprocess.run([sys.executable, "-c", IMPORTER, tmp_path], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (code, "imported\n")
+
+
 def test_shell_completion_knows_the_commands() -> None:
     environment = {**os.environ, "_LSTLM_COMPLETE": "bash_complete", "COMP_WORDS": "lstlm ex", "COMP_CWORD": "1"}
     done = subprocess.run(LSTLM, env=environment, capture_output=True, text=True)

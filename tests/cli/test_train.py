@@ -32,13 +32,16 @@ def test_there_are_configurations() -> None:
 def test_every_configuration_trains(lstlm: Cli, corpus: Path, tmp_path: Path, path: Path) -> None:
     """Three steps with the configuration's own kinds and losses, at sizes and a rate that fit a corpus of 200 words."""
     config = load_config(path)
+    rate = config.optim.output_lr
     sizes = {
         "data.dir": corpus,
         "model.embedding": min(config.model.embedding, 8),
         "model.hidden": str([min(size, 8) for size in config.model.hidden]),
         "output.candidates": 64,
         "output.classes": "null",
-        "optim.output_lr": min(config.optim.output_lr, 4.0),  # the largest stable rate falls with the vocabulary
+        "optim.output_lr": "null"
+        if rate is None
+        else min(rate, 4.0),  # the largest stable rate falls with the vocabulary
         "optim.warmup_steps": 0,
         "train.batch_size": min(config.train.batch_size, 16),
         "train.max_steps": 3,

@@ -219,3 +219,40 @@ def test_resizing(arguments: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         head.resize_vocabulary(**arguments)
     assert_unchanged(head, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_by_name_is_refused(kind: type) -> None:
+    with pytest.raises(ConfigError, match=r"loss = 'z'.*make_loss"):
+        make(kind, loss="z")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_short_dtype_is_refused(kind: type, dtype: torch.dtype) -> None:
+    model = torch.nn.ModuleDict({"head": make(kind)})
+    before = snapshot(model["head"])
+    with pytest.raises(ConfigError, match="float32 or float64"):
+        model.to(dtype)
+    assert_unchanged(model["head"], before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_rounds_nothing(kind: type) -> None:
+    plain, cast = (make(kind, loss=TaylorSoftmax(), dtype=torch.float32) for _ in range(2))
+    h = hidden().detach().float()
+    train(plain, h, IDS)
+    with torch.autocast("cpu", torch.bfloat16):
+        train(cast, h, IDS)
+        cast.learn(h, IDS, 1e-3)
+        log_prob, best = cast.log_prob(h, IDS), cast.topk(h, 2)
+    plain.learn(h, IDS, 1e-3)
+    assert_unchanged(cast, snapshot(plain))
+    assert torch.equal(log_prob, plain.log_prob(h, IDS))
+    assert torch.equal(best[0], plain.topk(h, 2)[0])
+
+
+@pytest.mark.parametrize("given", [{"keep": 12}, {"keep": [1, 2, 3]}, {"new_rows": [[1.0] * HIDDEN]}])
+def test_resizing_wants_tensors(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="expected a tensor"):
+        make().resize_vocabulary(**given)

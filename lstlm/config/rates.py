@@ -1,0 +1,40 @@
+"""The learning rate of the output layer where the configuration leaves it open (`optim.output_lr` null)."""
+
+from dataclasses import replace
+
+from lstlm.config.rules import broken_rules
+from lstlm.config.schema import Config
+from lstlm.errors import ConfigError
+
+# An update shrinks W by I − 2η Hᵀdiag(dq)H, and of these losses dq goes as 1/D: the largest stable rate grows with the
+# vocabulary. The rate a word, and the most that was of use; docs/quality.md has the trials.
+_PER_WORD = {"z": (1 / 200, 100.0), "taylor": (1 / 200, 10.0), "spherical": (1 / 200, 0.1)}
+_BASELINES = {"softmax": 1.0, "hierarchical": 1.0, "adaptive": 1.0, "sampled": 1.0}
+
+
+def output_rate(config: Config, vocab: int) -> float:
+    """Return a rate that suits the output layer, its loss, its inputs and a vocabulary of `vocab` words."""
+    if config.output.kind in _BASELINES:
+        return _BASELINES[config.output.kind]
+    if config.output.loss == "squared":
+        # dq = 1, so η is stable below 1/(2 λmax(HᵀH/m)), and λmax ≤ width + 1 while |h| ≤ 1, as after tanh
+        return 0.45 / (_width(config) + 1)
+    per_word, most = _PER_WORD[config.output.loss]
+    return min(per_word * vocab, most)
+
+
+def _width(config: Config) -> int:
+    """Return the inputs of the output layer, without the constant one."""
+    model, data = config.model, config.data
+    several = data.context if data.context_kind in ("previous", "window") and model.combine == "concat" else 1
+    return model.hidden[-1] if model.hidden else model.embedding * several
+
+
+def with_rates(config: Config, vocab: int) -> Config:
+    """Return the configuration with every rate a number, for a vocabulary of `vocab` words."""
+    if config.optim.output_lr is not None:
+        return config
+    chosen = replace(config, optim=replace(config.optim, output_lr=output_rate(config, vocab)))
+    if wrong := [f"{key}: {message}" for key, message in broken_rules(chosen, set())]:
+        raise ConfigError("\n".join(wrong))
+    return chosen
