@@ -66,6 +66,7 @@ def draw(document: Document, path: Path) -> list[Path]:
         "model": {"": _model},
         "learning": {"": _learning},
         "data": {"": _data},
+        "distributed": {"": _distributed},
     }
     kind, records = document["benchmark"], document["records"]
     if kind not in makers or not records:
@@ -288,3 +289,32 @@ def _data(figure: Any, records: list[Record]) -> None:
         axes.invert_yaxis()
         axes.margins(x=0.15)
         axes.grid(visible=False, axis="y")
+
+
+def _distributed(figure: Any, records: list[Record]) -> None:
+    """Words a second against the examples of a rank: a panel a vocabulary, a line a number of ranks."""
+    sizes = sorted({r["D"] for r in records})
+    worlds = sorted({r["world"] for r in records})
+    figure.set_size_inches(max(4.6 * len(sizes), 6.2), 3.9)
+    ticks = sorted({r["m"] for r in records})
+    for axes, D in zip(figure.subplots(1, len(sizes), squeeze=False, sharey=True).flat, sizes, strict=True):
+        lines: dict[tuple[int, str], list[Record]] = {}
+        for record in (r for r in records if r["D"] == D):
+            lines.setdefault((record["world"], record.get("through") or ""), []).append(record)
+        ends, colours = {}, {}
+        for (world, through), found in sorted(lines.items()):
+            points = sorted((r["m"], r["words_per_s"]) for r in found)
+            label = "1 rank" if world == 1 else f"{world} ranks, {through}"
+            ends[label], colours[label] = points[-1], CYCLE[worlds.index(world) % len(CYCLE)]
+            dash = "--" if through == "gloo" else "-"
+            axes.plot(*zip(*points, strict=True), color=colours[label], linestyle=dash, marker="o")
+        axes.set(title=f"D = {D:,}", xscale="log", ylim=(0, None), xlabel="examples a rank and step, m")
+        axes.set_xticks(ticks, [f"{m:,}" for m in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        place(axes, ends, colours)
+    figure.axes[0].set_ylabel("words/s, all ranks together")
+    first = records[0]
+    threads = f"{first['threads']} thread{'s' if first['threads'] != 1 else ''} a rank"
+    text = f"d = {first['d']}, {first['dtype']}, {threads}; median step, all ranks on one machine"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
