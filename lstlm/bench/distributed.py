@@ -17,13 +17,14 @@ import torch
 from lstlm.bench.methods import expand
 from lstlm.bench.model import Plan as ModelPlan
 from lstlm.bench.model import configuration, synthetic_corpus
+from lstlm.bench.output import MOST_HALVINGS
 from lstlm.bench.records import Column, Record, table
 from lstlm.bench.timing import percentile
 from lstlm.config import Config
 from lstlm.data import Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.steps import LOW_RANK_UP_TO
-from lstlm.errors import LstlmError
+from lstlm.errors import LstlmError, NumericsError
 from lstlm.training.learner import Learner
 from lstlm.training.ranked import RankLearner
 
@@ -109,10 +110,15 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
 
 
 class _Turn:
-    """Steps of one learner, by all ranks at once or by the first alone: how long each took, and what all took."""
+    """Steps of one learner, by all ranks at once or by the first alone: how long each took, and what all took.
+
+    Where an update is refused because the learning rate is too large, the rate is halved and the step is repeated,
+    as in training, by all ranks alike; the refused step is not counted.
+    """
 
     def __init__(self, learner: Learner, *, everyone: bool = True) -> None:
         self.learner, self.everyone, self.steps = learner, everyone, _WARM_UP
+        self.halvings = 0
         self.forget()
 
     def forget(self) -> None:
@@ -123,11 +129,20 @@ class _Turn:
         ranks.on_first(lambda: None)  # all begin at once
         if not (self.everyone or ranks.first):
             return
-        cpu, sent = time.process_time(), ranks.sent
         for _ in range(self.steps):
-            began = time.perf_counter()
-            self.learner.step(1.0, measured=False)
-            self.times.append(1e3 * (time.perf_counter() - began))
+            self._step(ranks)
+
+    def _step(self, ranks: Ranks) -> None:
+        while True:
+            cpu, sent, began = time.process_time(), ranks.sent, time.perf_counter()
+            try:
+                self.learner.step(0.5**self.halvings, measured=False)
+                break
+            except NumericsError:
+                self.halvings += 1
+                if self.halvings > MOST_HALVINGS:
+                    raise
+        self.times.append(1e3 * (time.perf_counter() - began))
         self.cpu_ms += 1e3 * (time.process_time() - cpu)
         self.sent += ranks.sent - sent
 
@@ -175,6 +190,8 @@ def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
         "words_per_s": turn.words_per_s,
         "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
         "bytes": turn.sent / len(times),
+        "lr": turn.learner.config.optim.output_lr * 0.5**turn.halvings,
+        "lr_halvings": turn.halvings,
     }
 
 

@@ -21,7 +21,7 @@ from lstlm.errors import NumericsError
 
 SIZES = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 793_471)
 QUICK_SIZES = (1000, 3000, 10_000, 30_000)
-_MOST_HALVINGS = 30
+MOST_HALVINGS = 30
 _FEWEST_BETWEEN_RESTARTS = 20
 _SHARE_OF_ONE = 0.8  # of the free memory that one method may take
 _SHARE_OF_GROUP = 0.5  # of it that the methods which take turns may take together
@@ -93,7 +93,7 @@ class LayerSteps:
                     self._restart()
                     continue
                 self.halvings += 1
-                if self.halvings > _MOST_HALVINGS:
+                if self.halvings > MOST_HALVINGS:
                     raise
                 self.runner.lr /= 2
 
