@@ -53,7 +53,8 @@ class Plan:
     def config(self, vocab: int, m: int) -> Config:
         """Return the model: the paper's, with the factored layer and the Z-loss."""
         method = expand(("factored",), ("z",), ("lazy",))[0]
-        return configuration(ModelPlan([method], vocab, self.hidden, m, self.context, self.layers), method)
+        plan = ModelPlan([method], vocab, self.hidden, m, self.context, layers=self.layers)
+        return configuration(plan, method)
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:

@@ -22,6 +22,11 @@ def test_numbers_of_ranks_are_whole_and_positive(worlds: str) -> None:
     assert outcome.exit_code == 2 and "is not a whole number from 1 on" in outcome.output
 
 
+def test_the_model_is_the_papers() -> None:
+    model = Plan(worlds=[1], vocab_sizes=[200], batch_sizes=[4], hidden=8, layers=3).config(200, 4).model
+    assert (model.combine, model.hidden) == ("concat", (8, 8, 8))
+
+
 def test_a_rate_that_is_refused_is_halved() -> None:
     plan = Plan(worlds=[1], vocab_sizes=[200], batch_sizes=[4], hidden=8)
     corpus = synthetic_corpus(200, 2000)
