@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -68,21 +72,70 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
 
 
 def _ranks(plan: Plan, world: int) -> list[Record]:
+    """Start the ranks and return what they measured; however this ends, none of them is left running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         started = [
-            get_context("spawn").Process(target=_rank, args=(plan, rank, world, folder)) for rank in range(world)
+            get_context("spawn").Process(target=_rank_reported, args=(plan, rank, world, folder), daemon=True)
+            for rank in range(world)
         ]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join()
         try:
-            found: list[Record] = json.loads((folder / "records.json").read_text())
-        except OSError:
-            codes = [process.exitcode for process in started]
-            raise LstlmError(f"bench distributed: the ranks ended with {codes}; see their messages above") from None
+            with _deaf_children():
+                for process in started:
+                    process.start()
+            _wait_for(started, folder)
+        finally:
+            for process in started:
+                if process.pid is not None:
+                    process.kill()  # they have nothing to tidy up
+                    process.join()
+        found: list[Record] = json.loads((folder / "records.json").read_text())
     return found
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Let processes started meanwhile never hear Ctrl-C: this one does, and ends them.
+
+    The mask of blocked signals is inherited; a handler of theirs would come too late, after they have imported torch.
+    """
+    resource_tracker.ensure_running()  # else the first start does it, and unblocks SIGINT again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_for(started: Sequence[BaseProcess], folder: Path) -> None:
+    """Wait until all ranks have ended well; raise what the first to fail has left as its message."""
+    running = list(started)
+    while running:
+        connection.wait([process.sentinel for process in running])
+        ended = [process for process in running if process.exitcode is not None]
+        running = [process for process in running if process not in ended]
+        for process in ended:
+            if process.exitcode != 0:
+                raise _failure(started.index(process), process.exitcode, folder)
+
+
+def _failure(rank: int, code: int | None, folder: Path) -> LstlmError:
+    try:
+        message, code = json.loads((folder / f"error-{rank}.json").read_text())
+    except OSError:
+        return LstlmError(f"bench distributed: rank {rank} ended with exit code {code}")
+    error = LstlmError(f"bench distributed: {message}")
+    error.exit_code = code
+    return error
+
+
+def _rank_reported(plan: Plan, rank: int, world: int, folder: Path) -> None:
+    """Be one rank; an error that a person can act on becomes a file, which the parent reads aloud once."""
+    try:
+        _rank(plan, rank, world, folder)
+    except LstlmError as error:
+        (folder / f"error-{rank}.json").write_text(json.dumps([str(error), error.exit_code]))
+        sys.exit(error.exit_code)
 
 
 def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
