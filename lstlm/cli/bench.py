@@ -208,7 +208,8 @@ Example:
 )
 @click.option("--worlds", type=common.Counts(), default="1,2", show_default=True, help="Numbers of ranks, with commas.")
 @common.sizes_option("10000,1000000")
-@click.option("--batch-sizes", type=common.Counts(), help="Examples a rank and step, with commas.  [128,512,1024]")
+@click.option("--batch-sizes", "--batch-size", "batch_sizes", type=common.Counts(),
+              help="Examples a rank and step, with commas.  [128,512,1024]")  # fmt: skip
 @click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
               help="Seconds for each number of ranks and size, about.")  # fmt: skip
