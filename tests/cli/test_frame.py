@@ -251,7 +251,7 @@ def test_signals_unwind_and_set_the_exit_code(number: signal.Signals, code: int,
     assert process.stderr.readline() == "ready\n"
     time.sleep(0.05)  # let it enter sleep(); either way the outcome is the same
     process.send_signal(number)
-    _, rest = process.communicate(timeout=30)
+    _, rest = process.communicate(timeout=200)
     assert process.returncode == code
     assert rest.startswith("cleaned\n")
     assert rest.endswith(last)
