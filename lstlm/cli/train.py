@@ -87,7 +87,7 @@ def command(
         chosen = _choose_folder(config_path, folder, resume)
         return chosen, _settings(config_path, chosen, resume, overrides)
 
-    if several := int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if several := _world_size() > 1:
         if dry_run:
             raise ConfigError("--dry-run: measures one process; leave torchrun out")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
@@ -116,6 +116,22 @@ def command(
         ranks.close()
     if summary.signal is not None:
         click.get_current_context().exit(128 + summary.signal)
+
+
+def _world_size() -> int:
+    """Return how many ranks torchrun has started, 1 without it; refuse an environment that is half of torchrun's."""
+    found = os.environ.get("WORLD_SIZE", "1")
+    remedy = "start with torchrun, which sets it, or unset WORLD_SIZE"
+    if not (found.isdecimal() and int(found) >= 1):
+        raise ConfigError(f"WORLD_SIZE={found} in the environment is not a number of ranks; {remedy}")
+    if int(found) > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise ConfigError(f"WORLD_SIZE={found} in the environment, but no {name}; {remedy}")
+        for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+            if not os.environ.get(name, "0").isdecimal():
+                raise ConfigError(f"{name}={os.environ[name]} in the environment is not a whole number; {remedy}")
+    return int(found)
 
 
 def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | None) -> Path:
