@@ -53,7 +53,7 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     help="Continue: from the newest good checkpoint of the run, or from a checkpoint or run folder.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, …")
-@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: torch's]")
+@click.option("--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [default: torch's]")
 @click.option(
     "--dry-run", is_flag=True, help="Show settings, size, disk, steps and speed (20 timed steps); write nothing."
 )

@@ -74,6 +74,11 @@ def test_half_of_torchruns_environment_is_refused_in_one_line(
     assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
 
 
+def test_more_threads_than_openmp_can_make_are_refused(lstlm: Cli, tmp_path: Path) -> None:
+    outcome = lstlm(tmp_path / "run", "--threads", "100000")
+    assert outcome.code == 2 and "100000 is not in the range 1<=x<=1024" in outcome.err
+
+
 def test_the_summary_is_one_line_on_stdout(lstlm: Cli, tmp_path: Path) -> None:
     outcome = lstlm.ok(tmp_path / "run")
     assert outcome.out.count("\n") == 1
