@@ -140,10 +140,10 @@ def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **m
     if target is not None and str(target) == "-":
         click.echo(dump(document), nl=False)
     else:
+        show(document)  # first: what was measured is not lost where the file cannot be written
         if target is not None:
             write(document, target)
             say(f"records: {target}")
-        show(document)
     if given["plot"] is not None:
         draw(document, given["plot"])
 

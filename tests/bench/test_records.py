@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lstlm.bench import learning, model, output, records, tables
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import ConfigError, DataError, LstlmError
 
 RECORD = {"method": "naive", "loss": "z", "D": 1000, "d": 300, "m": 128, "threads": 1, "dtype": "float32"}
 TIMES = {"step_ms_p10": 1.0, "step_ms_p90": 3.0, "steps": 9, "stabilise": "none", "stabilise_ms": 0.0}
@@ -57,6 +57,12 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--json .*: cannot be written"):
         records.write({"benchmark": "output", "records": []}, tmp_path / "file" / "x.json")
+
+
+def test_a_full_disk_is_a_failure_as_everywhere() -> None:
+    with pytest.raises(LstlmError, match="--json /dev/full: cannot be written: No space left on device") as error:
+        records.write({"benchmark": "output", "records": []}, Path("/dev/full"))
+    assert error.value.exit_code == 1
 
 
 def test_a_number_that_json_lacks_is_an_error() -> None:
