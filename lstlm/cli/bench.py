@@ -11,7 +11,15 @@ OUTPUT_EFFORT = (3.0, 1000)  # seconds and steps for each method and size
 MODEL_EFFORT = (8.0, 1000)
 
 
-@click.group("bench")
+EPILOGUE = """\b
+Example:
+  lstlm bench output --quick
+  lstlm bench model --threads 1 --json model.json --plot model.png
+  lstlm bench plot model.json --plot model.pdf
+"""
+
+
+@click.group("bench", epilog=EPILOGUE)
 def command() -> None:
     """Measure speed and learning, and draw the figures.
 
