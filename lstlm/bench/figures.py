@@ -9,7 +9,7 @@ from typing import Any
 
 from lstlm.bench.labels import place
 from lstlm.bench.reach import mean_curve, seed_curves
-from lstlm.bench.records import Document, Record
+from lstlm.bench.records import Document, Record, mean_ms
 from lstlm.errors import ConfigError
 
 ENDINGS = (".png", ".pdf", ".svg")
@@ -115,11 +115,6 @@ def _look(name: str, lines: Sequence[str]) -> dict[str, Any]:
     return {"color": COLOURS.get(method, GREY), "linestyle": dash, "marker": "o" if dash == "-" else None}
 
 
-def mean_ms(record: Record) -> float:
-    """The amortised step: the mean, stabilisation included."""
-    return float(record["step_ms_mean"] if "step_ms_mean" in record else record["step_ms"])
-
-
 def _timing(figure: Any, records: list[Record]) -> None:
     """Time of a step against D, linear and log-log."""
     lines = series(records)
@@ -165,7 +160,7 @@ def _speedup(figure: Any, records: list[Record]) -> None:
     colours: dict[str, str] = {}
     factored = {name: found for name, found in lines.items() if name.startswith("factored")}
     for base, colour in (("naive", BLUE), ("naive-blocked", ORANGE)):
-        slow = {(r["D"], r["loss"]): r["step_ms"] for r in records if r["method"] == base}
+        slow = {(r["D"], r["loss"]): mean_ms(r) for r in records if r["method"] == base}
         for number, (name, found) in enumerate(factored.items()):
             loss = name.partition(", ")[2]
             points = [(r["D"], slow[r["D"], loss] / mean_ms(r)) for r in found if (r["D"], loss) in slow]
@@ -206,6 +201,9 @@ def _model(figure: Any, records: list[Record]) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     rows = list(range(len(records)))
     names = [r["method"] if r["loss"] in ("softmax", "z") else f"{r['method']}, {r['loss']}" for r in records]
+    several = len({r["D"] for r in records}) > 1
+    if several:
+        names = [f"{name}, D = {r['D']:,}" for name, r in zip(names, records, strict=True)]
     for axes, key, title in ((left, "speedup_output", "output layer only"), (right, "speedup_model", "whole model")):
         values = [float(r.get(key) or 0.0) for r in records]
         paper = [r.get(key.replace("speedup", "paper_cpu")) for r in records]
@@ -224,7 +222,9 @@ def _model(figure: Any, records: list[Record]) -> None:
     left.invert_yaxis()
     first = records[0]
     layers = f"{first['hidden_layers']} hidden layers of {first['d'] - 1}"
-    text = f"D = {first['D']:,}, m = {first['m']}, {layers}; ◇ is the paper's CPU"
+    text = f"m = {first['m']}, {layers}; ◇ is the paper's CPU"
+    if not several:
+        text = f"D = {first['D']:,}, {text}"
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
 
 

@@ -106,6 +106,13 @@ def test_lines_are_named_and_axes_have_units(tmp_path: Path) -> None:
     assert ">theory, 3D/(5d)<" in text and ">naive, taylor<" in text and ">naive-blocked, z<" in text
 
 
+def test_models_of_several_sizes_are_told_apart(tmp_path: Path) -> None:
+    records = model.with_paper(model_records() + [{**record, "D": 1000} for record in model_records()])
+    (path,) = figures.draw({"benchmark": "model", "records": records}, tmp_path / "f.svg")
+    text = path.read_text(encoding="utf-8")
+    assert ">naive, D = 1,000<" in text and ">naive, D = 793,471<" in text and ">m = 128, 2 hidden" in text
+
+
 def test_ranks_are_lines_over_the_examples_of_a_rank(tmp_path: Path) -> None:
     (path,) = figures.draw({"benchmark": "distributed", "records": distributed_records()}, tmp_path / "f.svg")
     text = path.read_text(encoding="utf-8")
@@ -120,7 +127,7 @@ def test_the_speedup_is_that_of_the_same_loss() -> None:
     records = output_records()
     for record in records:
         if record["method"] == "naive" and record["loss"] == "taylor":
-            record["step_ms"] = 7 * record["D"]
+            record["step_ms_mean"] = 7 * record["D"]
     figure = Figure()
     figures._speedup(figure, records)
     lines = {tuple(line.get_xdata()): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]
