@@ -233,7 +233,8 @@ def _take_turns(plan: Plan, turns: Sequence[_Turn], ranks: Ranks) -> None:
 
 def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
     """Return milliseconds by the first rank's clock, processor time of all ranks, and bytes of the first."""
-    times = sorted(turn.times)
+    times, lr = sorted(turn.times), turn.learner.config.optim.output_lr
+    assert lr is not None  # `configuration` chooses one
     return {
         "threads": plan.threads,
         "dtype": "float32",
@@ -244,7 +245,7 @@ def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
         "words_per_s": turn.words_per_s,
         "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
         "bytes": turn.sent / len(times),
-        "lr": turn.learner.config.optim.output_lr * 0.5**turn.halvings,
+        "lr": lr * 0.5**turn.halvings,
         "lr_halvings": turn.halvings,
     }
 
