@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -17,13 +21,14 @@ import torch
 from lstlm.bench.methods import expand
 from lstlm.bench.model import Plan as ModelPlan
 from lstlm.bench.model import configuration, synthetic_corpus
+from lstlm.bench.output import MOST_HALVINGS
 from lstlm.bench.records import Column, Record, table
 from lstlm.bench.timing import percentile
 from lstlm.config import Config
 from lstlm.data import Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.steps import LOW_RANK_UP_TO
-from lstlm.errors import LstlmError
+from lstlm.errors import LstlmError, NumericsError
 from lstlm.training.learner import Learner
 from lstlm.training.ranked import RankLearner
 
@@ -52,7 +57,8 @@ class Plan:
     def config(self, vocab: int, m: int) -> Config:
         """Return the model: the paper's, with the factored layer and the Z-loss."""
         method = expand(("factored",), ("z",), ("lazy",))[0]
-        return configuration(ModelPlan([method], vocab, self.hidden, m, self.context, self.layers), method)
+        plan = ModelPlan([method], vocab, self.hidden, m, self.context, layers=self.layers)
+        return configuration(plan, method)
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
@@ -66,21 +72,70 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
 
 
 def _ranks(plan: Plan, world: int) -> list[Record]:
+    """Start the ranks and return what they measured; however this ends, none of them is left running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         started = [
-            get_context("spawn").Process(target=_rank, args=(plan, rank, world, folder)) for rank in range(world)
+            get_context("spawn").Process(target=_rank_reported, args=(plan, rank, world, folder), daemon=True)
+            for rank in range(world)
         ]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join()
         try:
-            found: list[Record] = json.loads((folder / "records.json").read_text())
-        except OSError:
-            codes = [process.exitcode for process in started]
-            raise LstlmError(f"bench distributed: the ranks ended with {codes}; see their messages above") from None
+            with _deaf_children():
+                for process in started:
+                    process.start()
+            _wait_for(started, folder)
+        finally:
+            for process in started:
+                if process.pid is not None:
+                    process.kill()  # they have nothing to tidy up
+                    process.join()
+        found: list[Record] = json.loads((folder / "records.json").read_text())
     return found
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Let processes started meanwhile never hear Ctrl-C: this one does, and ends them.
+
+    The mask of blocked signals is inherited; a handler of theirs would come too late, after they have imported torch.
+    """
+    resource_tracker.ensure_running()  # else the first start does it, and unblocks SIGINT again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_for(started: Sequence[BaseProcess], folder: Path) -> None:
+    """Wait until all ranks have ended well; raise what the first to fail has left as its message."""
+    running = list(started)
+    while running:
+        connection.wait([process.sentinel for process in running])
+        ended = [process for process in running if process.exitcode is not None]
+        running = [process for process in running if process not in ended]
+        for process in ended:
+            if process.exitcode != 0:
+                raise _failure(started.index(process), process.exitcode, folder)
+
+
+def _failure(rank: int, code: int | None, folder: Path) -> LstlmError:
+    try:
+        message, code = json.loads((folder / f"error-{rank}.json").read_text())
+    except OSError:
+        return LstlmError(f"bench distributed: rank {rank} ended with exit code {code}")
+    error = LstlmError(f"bench distributed: {message}")
+    error.exit_code = code
+    return error
+
+
+def _rank_reported(plan: Plan, rank: int, world: int, folder: Path) -> None:
+    """Be one rank; an error that a person can act on becomes a file, which the parent reads aloud once."""
+    try:
+        _rank(plan, rank, world, folder)
+    except LstlmError as error:
+        (folder / f"error-{rank}.json").write_text(json.dumps([str(error), error.exit_code]))
+        sys.exit(error.exit_code)
 
 
 def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
@@ -109,10 +164,15 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
 
 
 class _Turn:
-    """Steps of one learner, by all ranks at once or by the first alone: how long each took, and what all took."""
+    """Steps of one learner, by all ranks at once or by the first alone: how long each took, and what all took.
+
+    Where an update is refused because the learning rate is too large, the rate is halved and the step is repeated,
+    as in training, by all ranks alike; the refused step is not counted.
+    """
 
     def __init__(self, learner: Learner, *, everyone: bool = True) -> None:
         self.learner, self.everyone, self.steps = learner, everyone, _WARM_UP
+        self.halvings = 0
         self.forget()
 
     def forget(self) -> None:
@@ -123,11 +183,20 @@ class _Turn:
         ranks.on_first(lambda: None)  # all begin at once
         if not (self.everyone or ranks.first):
             return
-        cpu, sent = time.process_time(), ranks.sent
         for _ in range(self.steps):
-            began = time.perf_counter()
-            self.learner.step(1.0, measured=False)
-            self.times.append(1e3 * (time.perf_counter() - began))
+            self._step(ranks)
+
+    def _step(self, ranks: Ranks) -> None:
+        while True:
+            cpu, sent, began = time.process_time(), ranks.sent, time.perf_counter()
+            try:
+                self.learner.step(0.5**self.halvings, measured=False)
+                break
+            except NumericsError:
+                self.halvings += 1
+                if self.halvings > MOST_HALVINGS:
+                    raise
+        self.times.append(1e3 * (time.perf_counter() - began))
         self.cpu_ms += 1e3 * (time.process_time() - cpu)
         self.sent += ranks.sent - sent
 
@@ -164,7 +233,8 @@ def _take_turns(plan: Plan, turns: Sequence[_Turn], ranks: Ranks) -> None:
 
 def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
     """Return milliseconds by the first rank's clock, processor time of all ranks, and bytes of the first."""
-    times = sorted(turn.times)
+    times, lr = sorted(turn.times), turn.learner.config.optim.output_lr
+    assert lr is not None  # `configuration` chooses one
     return {
         "threads": plan.threads,
         "dtype": "float32",
@@ -175,6 +245,8 @@ def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
         "words_per_s": turn.words_per_s,
         "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
         "bytes": turn.sent / len(times),
+        "lr": lr * 0.5**turn.halvings,
+        "lr_halvings": turn.halvings,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lstlm.bench.labels import place
 from lstlm.bench.reach import mean_curve, seed_curves
-from lstlm.bench.records import Document, Record
+from lstlm.bench.records import Document, Record, mean_ms
 from lstlm.errors import ConfigError
 
 ENDINGS = (".png", ".pdf", ".svg")
@@ -66,6 +66,7 @@ def draw(document: Document, path: Path) -> list[Path]:
         "model": {"": _model},
         "learning": {"": _learning},
         "data": {"": _data},
+        "distributed": {"": _distributed},
     }
     kind, records = document["benchmark"], document["records"]
     if kind not in makers or not records:
@@ -114,11 +115,6 @@ def _look(name: str, lines: Sequence[str]) -> dict[str, Any]:
     return {"color": COLOURS.get(method, GREY), "linestyle": dash, "marker": "o" if dash == "-" else None}
 
 
-def mean_ms(record: Record) -> float:
-    """The amortised step: the mean, stabilisation included."""
-    return float(record["step_ms_mean"] if "step_ms_mean" in record else record["step_ms"])
-
-
 def _timing(figure: Any, records: list[Record]) -> None:
     """Time of a step against D, linear and log-log."""
     lines = series(records)
@@ -164,7 +160,7 @@ def _speedup(figure: Any, records: list[Record]) -> None:
     colours: dict[str, str] = {}
     factored = {name: found for name, found in lines.items() if name.startswith("factored")}
     for base, colour in (("naive", BLUE), ("naive-blocked", ORANGE)):
-        slow = {(r["D"], r["loss"]): r["step_ms"] for r in records if r["method"] == base}
+        slow = {(r["D"], r["loss"]): mean_ms(r) for r in records if r["method"] == base}
         for number, (name, found) in enumerate(factored.items()):
             loss = name.partition(", ")[2]
             points = [(r["D"], slow[r["D"], loss] / mean_ms(r)) for r in found if (r["D"], loss) in slow]
@@ -205,6 +201,9 @@ def _model(figure: Any, records: list[Record]) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     rows = list(range(len(records)))
     names = [r["method"] if r["loss"] in ("softmax", "z") else f"{r['method']}, {r['loss']}" for r in records]
+    several = len({r["D"] for r in records}) > 1
+    if several:
+        names = [f"{name}, D = {r['D']:,}" for name, r in zip(names, records, strict=True)]
     for axes, key, title in ((left, "speedup_output", "output layer only"), (right, "speedup_model", "whole model")):
         values = [float(r.get(key) or 0.0) for r in records]
         paper = [r.get(key.replace("speedup", "paper_cpu")) for r in records]
@@ -223,7 +222,9 @@ def _model(figure: Any, records: list[Record]) -> None:
     left.invert_yaxis()
     first = records[0]
     layers = f"{first['hidden_layers']} hidden layers of {first['d'] - 1}"
-    text = f"D = {first['D']:,}, m = {first['m']}, {layers}; ◇ is the paper's CPU"
+    text = f"m = {first['m']}, {layers}; ◇ is the paper's CPU"
+    if not several:
+        text = f"D = {first['D']:,}, {text}"
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
 
 
@@ -290,3 +291,32 @@ def _data(figure: Any, records: list[Record]) -> None:
         axes.invert_yaxis()
         axes.margins(x=0.15)
         axes.grid(visible=False, axis="y")
+
+
+def _distributed(figure: Any, records: list[Record]) -> None:
+    """Words a second against the examples of a rank: a panel a vocabulary, a line a number of ranks."""
+    sizes = sorted({r["D"] for r in records})
+    worlds = sorted({r["world"] for r in records})
+    figure.set_size_inches(max(4.6 * len(sizes), 6.2), 3.9)
+    ticks = sorted({r["m"] for r in records})
+    for axes, D in zip(figure.subplots(1, len(sizes), squeeze=False, sharey=True).flat, sizes, strict=True):
+        lines: dict[tuple[int, str], list[Record]] = {}
+        for record in (r for r in records if r["D"] == D):
+            lines.setdefault((record["world"], record.get("through") or ""), []).append(record)
+        ends, colours = {}, {}
+        for (world, through), found in sorted(lines.items()):
+            points = sorted((r["m"], r["words_per_s"]) for r in found)
+            label = "1 rank" if world == 1 else f"{world} ranks, {through}"
+            ends[label], colours[label] = points[-1], CYCLE[worlds.index(world) % len(CYCLE)]
+            dash = "--" if through == "gloo" else "-"
+            axes.plot(*zip(*points, strict=True), color=colours[label], linestyle=dash, marker="o")
+        axes.set(title=f"D = {D:,}", xscale="log", ylim=(0, None), xlabel="examples a rank and step, m")
+        axes.set_xticks(ticks, [f"{m:,}" for m in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        place(axes, ends, colours)
+    figure.axes[0].set_ylabel("words/s, all ranks together")
+    first = records[0]
+    threads = f"{first['threads']} thread{'s' if first['threads'] != 1 else ''} a rank"
+    text = f"d = {first['d']}, {first['dtype']}, {threads}; median step, all ranks on one machine"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")

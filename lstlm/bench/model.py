@@ -18,7 +18,7 @@ from lstlm.bench.check import verify
 from lstlm.bench.methods import Method, learning_rate
 from lstlm.bench.output import Outcome, groups, skip
 from lstlm.bench.output import Plan as OutputPlan
-from lstlm.bench.records import Column, Record, table
+from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn
 from lstlm.bench.workload import Workload, zipf_counts
 from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
@@ -236,15 +236,15 @@ def _record(plan: Plan, method: Method, clock: Timed, summary: tuple[dict[str, f
 
 
 def with_paper(records: Sequence[Record]) -> list[Record]:
-    """Add speed-ups against naive of the same loss (else any), and the paper's own where it has the row."""
-    naive = [record for record in records if record["method"] == "naive"]
+    """Add speed-ups against naive of the same D and loss (else any loss), and the paper's own where it has the row."""
     out = []
     for record in records:
+        naive = [r for r in records if r["method"] == "naive" and r["D"] == record["D"]]
         base = next((r for r in naive if r["loss"] == record["loss"]), naive[0] if naive else None)
         added: Record = {}
         if base is not None:
             added["speedup_output"] = base["output_ms"] / record["output_ms"]
-            added["speedup_model"] = base["step_ms"] / record["step_ms_mean"]
+            added["speedup_model"] = mean_ms(base) / mean_ms(record)
         for place in ("cpu", "gpu"):
             if found := PAPER.get((place, record["method"])):
                 added[f"paper_{place}_output"], added[f"paper_{place}_model"] = found
@@ -252,9 +252,13 @@ def with_paper(records: Sequence[Record]) -> list[Record]:
     return out
 
 
-COLUMNS: list[Column] = [
+NAMES: list[Column] = [
     ("output layer", lambda r: r["method"]),
     ("loss", lambda r: r["loss"]),
+    ("D", lambda r: r["D"]),
+]
+COLUMNS: list[Column] = [
+    *NAMES,
     ("step ms", lambda r: r["step_ms"]),
     ("mean", lambda r: r["step_ms_mean"]),
     ("words/s", lambda r: r["words_per_s"]),
@@ -271,7 +275,7 @@ PHASES = ("data", "hidden_forward", *OUTPUT_PHASES, "hidden_backward", "hidden_u
 
 def markdown(records: Sequence[Record]) -> str:
     """Return the paper's table with ours, and the phases of a step in milliseconds."""
-    phases: list[Column] = [("output layer", lambda r: r["method"]), ("loss", lambda r: r["loss"])]
+    phases = list(NAMES)
     phases += [(name.replace("_", " "), lambda r, name=name: r["phases_ms"][name]) for name in PHASES]  # type: ignore[misc]
     phases += [("hidden part", lambda r: r["hidden_ms"]), ("its GEMM floor", lambda r: r["hidden_floor_ms"])]
     return table(records, COLUMNS) + "\n\n" + table(records, phases)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lstlm.bench.check import verify
 from lstlm.bench.methods import SWEEPING, Method, Runner, learning_rate, make_layer, make_runner
-from lstlm.bench.records import Column, Record, table
+from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, available_memory, in_turn
 from lstlm.bench.workload import Workload
 from lstlm.data.ngrams import AHEAD
@@ -21,7 +21,7 @@ from lstlm.errors import NumericsError
 
 SIZES = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 793_471)
 QUICK_SIZES = (1000, 3000, 10_000, 30_000)
-_MOST_HALVINGS = 30
+MOST_HALVINGS = 30
 _FEWEST_BETWEEN_RESTARTS = 20
 _SHARE_OF_ONE = 0.8  # of the free memory that one method may take
 _SHARE_OF_GROUP = 0.5  # of it that the methods which take turns may take together
@@ -93,7 +93,7 @@ class LayerSteps:
                     self._restart()
                     continue
                 self.halvings += 1
-                if self.halvings > _MOST_HALVINGS:
+                if self.halvings > MOST_HALVINGS:
                     raise
                 self.runner.lr /= 2
 
@@ -264,14 +264,14 @@ COLUMNS: list[Column] = [
 
 
 def with_speedups(records: Sequence[Record]) -> list[Record]:
-    """Add how many times faster than naive and naive-blocked (same loss, else z, else any) a mean step is."""
+    """Add how many times faster than that of naive and naive-blocked (same loss, else z, else any) a mean step is."""
     out = []
     for record in records:
         added = {}
         for key, name in (("times_naive", "naive"), ("times_blocked", "naive-blocked")):
             base = baseline(records, record, name)
             if base is not None and record["method"] != "log_prob":
-                added[key] = base["step_ms"] / record.get("step_ms_mean", record["step_ms"])
+                added[key] = mean_ms(base) / mean_ms(record)
         out.append({**record, **added})
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm import environment
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import ConfigError, DataError, LstlmError
 
 Record = dict[str, Any]
 Document = dict[str, Any]
@@ -55,12 +56,16 @@ def _rounded(value: Any) -> Any:
 
 
 def write(document: Document, path: Path) -> None:
-    """Write the document as JSON."""
+    """Write the document as JSON.
+
+    A full disk is a failure, as everywhere; a path that cannot be written to is a wrong --json.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump(document), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror or error}") from None
+        kind = LstlmError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
+        raise kind(f"--json {path}: cannot be written: {error.strerror or error}") from None
 
 
 def read(paths: Sequence[Path]) -> Document:
@@ -84,6 +89,11 @@ def _read(path: Path) -> Document:
     if document.get("benchmark") not in KINDS:
         raise DataError(f"{path}: benchmark {document.get('benchmark')!r} is not one of {', '.join(KINDS)}")
     return document
+
+
+def mean_ms(record: Record) -> float:
+    """Return the amortised step: the mean, stabilisation included. Both sides of every speed-up are this."""
+    return float(record["step_ms_mean"] if "step_ms_mean" in record else record["step_ms"])
 
 
 Column = tuple[str, Callable[[Record], Any]]

@@ -11,7 +11,15 @@ OUTPUT_EFFORT = (3.0, 1000)  # seconds and steps for each method and size
 MODEL_EFFORT = (8.0, 1000)
 
 
-@click.group("bench")
+EPILOGUE = """\b
+Example:
+  lstlm bench output --quick
+  lstlm bench model --threads 1 --json model.json --plot model.png
+  lstlm bench plot model.json --plot model.pdf
+"""
+
+
+@click.group("bench", epilog=EPILOGUE)
 def command() -> None:
     """Measure speed and learning, and draw the figures.
 
@@ -217,7 +225,8 @@ Example:
 )
 @click.option("--worlds", type=common.Counts(), default="1,2", show_default=True, help="Numbers of ranks, with commas.")
 @common.sizes_option("10000,1000000")
-@click.option("--batch-sizes", type=common.Counts(), help="Examples a rank and step, with commas.  [128,512,1024]")
+@click.option("--batch-sizes", "--batch-size", "batch_sizes", type=common.Counts(),
+              help="Examples a rank and step, with commas.  [128,512,1024]")  # fmt: skip
 @click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
               help="Seconds for each number of ranks and size, about.")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lstlm.cli.common import say, suggest
+from lstlm.cli.common import MOST_THREADS, say, suggest
 from lstlm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Sizes(click.ParamType[tuple[int, ...]]):
             except ValueError:
                 self.fail(f"{part!r} is not a number; give sizes such as 1000,10000,793471", param, ctx)
             if not 16 <= size <= 2**31 or size != int(size):
-                self.fail(f"{part} is not a whole number from 16 on", param, ctx)
+                self.fail(f"{part} is not a whole number from 16 to {2**31:,}", param, ctx)
             sizes.append(int(size))
         return tuple(sizes)
 
@@ -86,7 +86,7 @@ def shared_options(function: _Function) -> _Function:
         ("--plot", {"type": click.Path(path_type=Path), "help": "Picture to draw: .png, .pdf or .svg."}),
         ("--json", {"type": path, "help": "File for the records; - prints them, and only them, on stdout."}),
         ("--quick", {"is_flag": True, "help": "Small sizes and few steps: to see it work, within a minute."}),
-        ("--threads", {"type": click.IntRange(1), "help": "Number of threads.  [torch's]"}),
+        ("--threads", {"type": click.IntRange(1, MOST_THREADS), "help": "Number of threads.  [torch's]"}),
     ):
         function = click.option(flag, **options)(function)  # type: ignore[arg-type]
     return function
@@ -140,10 +140,10 @@ def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **m
     if target is not None and str(target) == "-":
         click.echo(dump(document), nl=False)
     else:
+        show(document)  # first: what was measured is not lost where the file cannot be written
         if target is not None:
             write(document, target)
             say(f"records: {target}")
-        show(document)
     if given["plot"] is not None:
         draw(document, given["plot"])
 

@@ -11,6 +11,7 @@ import click
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
 DEBUG = "lstlm.debug"
+MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 

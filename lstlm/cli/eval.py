@@ -30,7 +30,15 @@ resamples_option = click.option(
 seed_option = click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the bootstrap.")
 
 
-@click.group("eval")
+EPILOGUE = """\b
+Example:
+  lstlm eval perplexity runs/demo
+  lstlm eval simlex runs/demo
+  lstlm eval simlex glove.6B.300d.txt.gz --json
+"""
+
+
+@click.group("eval", epilog=EPILOGUE)
 def command() -> None:
     """Score a run or a file of word vectors.
 

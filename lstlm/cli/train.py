@@ -57,7 +57,7 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     help="Continue: from the newest good checkpoint of the run, or from a checkpoint or run folder.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, …")
-@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.  [default: torch's]")
+@click.option("--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [default: torch's]")
 @click.option(
     "--dry-run", is_flag=True, help="Show settings, size, disk, steps and speed (20 timed steps); write nothing."
 )
@@ -93,7 +93,7 @@ def command(
         chosen = _choose_folder(config_path, folder, resume)
         return chosen, _settings(config_path, chosen, overrides)
 
-    if several := int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if several := _world_size() > 1:
         if dry_run:
             raise ConfigError("--dry-run: measures one process; leave torchrun out")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
@@ -122,6 +122,22 @@ def command(
         ranks.close()
     if summary.signal is not None:
         click.get_current_context().exit(128 + summary.signal)
+
+
+def _world_size() -> int:
+    """Return how many ranks torchrun has started, 1 without it; refuse an environment that is half of torchrun's."""
+    found = os.environ.get("WORLD_SIZE", "1")
+    remedy = "start with torchrun, which sets it, or unset WORLD_SIZE"
+    if not (found.isdecimal() and int(found) >= 1):
+        raise ConfigError(f"WORLD_SIZE={found} in the environment is not a number of ranks; {remedy}")
+    if int(found) > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise ConfigError(f"WORLD_SIZE={found} in the environment, but no {name}; {remedy}")
+        for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+            if not os.environ.get(name, "0").isdecimal():
+                raise ConfigError(f"{name}={os.environ[name]} in the environment is not a whole number; {remedy}")
+    return int(found)
 
 
 def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | None) -> Path:

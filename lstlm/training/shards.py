@@ -71,9 +71,8 @@ def network_state(checkpoint: Checkpoint, like: Mapping[str, Tensor], rank: int 
 
 def load_network(network: nn.Module, checkpoint: Checkpoint, rank: int = 0, world: int = 1) -> None:
     """Give a network the weights of a checkpoint, or say that they do not fit it."""
-    state = network_state(checkpoint, network.state_dict(), rank, world)
     try:
-        network.load_state_dict(state)
+        network.load_state_dict(network_state(checkpoint, network.state_dict(), rank, world))
     except RuntimeError as error:  # torch's word for missing, unexpected or misshapen tensors
         first = str(error).splitlines()[-1].strip()
         raise CheckpointError(f"{checkpoint.folder}: written by another version, does not fit: {first}") from None

@@ -64,16 +64,29 @@ def data_records() -> list[Record]:
     ]
 
 
+def distributed_records() -> list[Record]:
+    rate = {(1, None): 1e4, (2, "memory"): 1.8e4, (2, "gloo"): 1.1e4}
+    sizes = {"d": 301, "threads": 1, "dtype": "float32"}
+    return [
+        {"world": world, "through": through, "D": D, "m": m, "words_per_s": rate[world, through] * m**0.5, **sizes}
+        for world, through in rate
+        for D in (10_000, 1_000_000)
+        for m in (1024, 128)
+    ]
+
+
 DOCUMENTS: dict[str, list[Record]] = {
     "output": output_records(),
     "model": model.with_paper(model_records()),
     "learning": learning_records(),
     "data": data_records(),
+    "distributed": distributed_records(),
 }
 
 
 @pytest.mark.parametrize(
-    ("kind", "ending"), [("output", ".png"), ("model", ".png"), ("learning", ".svg"), ("data", ".pdf")]
+    ("kind", "ending"),
+    [("output", ".png"), ("model", ".png"), ("learning", ".svg"), ("data", ".pdf"), ("distributed", ".png")],
 )
 def test_every_benchmark_has_its_figure(kind: str, ending: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / f"figure{ending}"
@@ -93,13 +106,28 @@ def test_lines_are_named_and_axes_have_units(tmp_path: Path) -> None:
     assert ">theory, 3D/(5d)<" in text and ">naive, taylor<" in text and ">naive-blocked, z<" in text
 
 
+def test_models_of_several_sizes_are_told_apart(tmp_path: Path) -> None:
+    records = model.with_paper(model_records() + [{**record, "D": 1000} for record in model_records()])
+    (path,) = figures.draw({"benchmark": "model", "records": records}, tmp_path / "f.svg")
+    text = path.read_text(encoding="utf-8")
+    assert ">naive, D = 1,000<" in text and ">naive, D = 793,471<" in text and ">m = 128, 2 hidden" in text
+
+
+def test_ranks_are_lines_over_the_examples_of_a_rank(tmp_path: Path) -> None:
+    (path,) = figures.draw({"benchmark": "distributed", "records": distributed_records()}, tmp_path / "f.svg")
+    text = path.read_text(encoding="utf-8")
+    for name in ("1 rank", "2 ranks, memory", "2 ranks, gloo", "D = 10,000", "D = 1,000,000"):
+        assert f">{name}<" in text
+    assert "examples a rank and step, m" in text and "words/s, all ranks together" in text
+
+
 def test_the_speedup_is_that_of_the_same_loss() -> None:
     from matplotlib.figure import Figure
 
     records = output_records()
     for record in records:
         if record["method"] == "naive" and record["loss"] == "taylor":
-            record["step_ms"] = 7 * record["D"]
+            record["step_ms_mean"] = 7 * record["D"]
     figure = Figure()
     figures._speedup(figure, records)
     lines = {tuple(line.get_xdata()): list(line.get_ydata()) for line in figure.axes[0].lines}  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lstlm.bench import learning, model, output, records, tables
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import ConfigError, DataError, LstlmError
 
 RECORD = {"method": "naive", "loss": "z", "D": 1000, "d": 300, "m": 128, "threads": 1, "dtype": "float32"}
 TIMES = {"step_ms_p10": 1.0, "step_ms_p90": 3.0, "steps": 9, "stabilise": "none", "stabilise_ms": 0.0}
@@ -59,6 +59,12 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         records.write({"benchmark": "output", "records": []}, tmp_path / "file" / "x.json")
 
 
+def test_a_full_disk_is_a_failure_as_everywhere() -> None:
+    with pytest.raises(LstlmError, match="--json /dev/full: cannot be written: No space left on device") as error:
+        records.write({"benchmark": "output", "records": []}, Path("/dev/full"))
+    assert error.value.exit_code == 1
+
+
 def test_a_number_that_json_lacks_is_an_error() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         records.dump({"records": [{"step_ms": float("nan")}]})
@@ -75,7 +81,7 @@ def test_tables_are_markdown_with_numbers_to_the_right() -> None:
 def test_speedups_compare_the_same_loss_size_and_threads() -> None:
     found = output.with_speedups(
         [
-            timed("naive", 100.0),
+            timed("naive", 80.0, step_ms_mean=100.0),
             timed("naive", 300.0, loss="taylor"),
             timed("naive", 900.0, threads=2),
             timed("naive-blocked", 50.0),
@@ -86,13 +92,13 @@ def test_speedups_compare_the_same_loss_size_and_threads() -> None:
         ]
     )
     assert [record.get("times_naive") for record in found[4:]] == [150.0, 25.0, 10.0, None]
-    assert found[5]["times_blocked"] == 12.5
+    assert found[5]["times_blocked"] == 12.5 and found[0]["times_naive"] == 1  # mean by mean
     assert "| factored" in output.markdown(found)
 
 
 def test_the_papers_column_stands_beside_ours() -> None:
     rows = [
-        {"method": name, "loss": "z", "output_ms": o, "step_ms": w, "step_ms_mean": w}
+        {"method": name, "loss": "z", "D": 1000, "output_ms": o, "step_ms": 0.9 * w, "step_ms_mean": w}
         for name, o, w in (("naive", 2000.0, 2200.0), ("factored", 2.0, 4.0), ("sampled", 8.0, 10.0))
     ]
     naive, factored, sampled = model.with_paper(rows)
@@ -100,6 +106,19 @@ def test_the_papers_column_stands_beside_ours() -> None:
     assert (factored["paper_cpu_output"], factored["paper_cpu_model"]) == (763.3, 501.0)
     assert (factored["paper_gpu_output"], factored["paper_gpu_model"]) == (3257.3, 1852.3)
     assert "paper_cpu_output" not in sampled
+
+
+def test_whole_models_compare_with_naive_of_the_same_size_and_say_the_size() -> None:
+    phases = {"phases_ms": dict.fromkeys(model.PHASES, 0.1), "hidden_ms": 0.1, "hidden_floor_ms": 0.1, "words_per_s": 9}
+    rows = [
+        timed(method, ms, D=D, output_ms=ms, **phases)
+        for D, naive_ms in ((1000, 10.0), (10_000, 100.0))
+        for method, ms in (("naive", naive_ms), ("factored", 2.0))
+    ]
+    found = model.with_paper(rows)
+    assert [row["speedup_model"] for row in found] == [1.0, 5.0, 1.0, 50.0]
+    lines = model.markdown(found).splitlines()
+    assert [lines[i].split("|")[3].strip() for i in (0, 2, 4, 7, 9, 11)] == ["D", "1,000", "10,000"] * 2
 
 
 def test_learning_is_summarised_over_seeds() -> None:

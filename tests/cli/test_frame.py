@@ -77,8 +77,6 @@ def test_every_command_has_help_and_an_example(name: str) -> None:
         assert part.help, f"lstlm {' '.join(path)} has no help"
         result = run(*path, "--help")
         assert result.exit_code == 0, result.stderr
-        if isinstance(part, click.Group):
-            continue  # its commands carry the examples
         example = result.stdout.partition("Example")[2]
         assert f"lstlm {' '.join(path)}" in example, f"lstlm {' '.join(path)} --help shows no example of itself"
         for option in part.params:
@@ -251,7 +249,7 @@ def test_signals_unwind_and_set_the_exit_code(number: signal.Signals, code: int,
     assert process.stderr.readline() == "ready\n"
     time.sleep(0.05)  # let it enter sleep(); either way the outcome is the same
     process.send_signal(number)
-    _, rest = process.communicate(timeout=30)
+    _, rest = process.communicate(timeout=200)
     assert process.returncode == code
     assert rest.startswith("cleaned\n")
     assert rest.endswith(last)

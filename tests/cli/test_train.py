@@ -56,6 +56,32 @@ def test_every_configuration_trains(lstlm: Cli, corpus: Path, tmp_path: Path, pa
     assert summary["evaluation"]["eval/loss"] is not None
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc in the environment is not a number of ranks; start with torchrun"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 in the environment is not a number of ranks; start with torchrun"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 in the environment, but no RANK; start with torchrun"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+            "RANK=x in the environment is not a whole number; start with torchrun",
+        ),
+    ],
+)
+def test_half_of_torchruns_environment_is_refused_in_one_line(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    outcome = lstlm(tmp_path / "run")
+    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_more_threads_than_openmp_can_make_are_refused(lstlm: Cli, tmp_path: Path) -> None:
+    outcome = lstlm(tmp_path / "run", "--threads", "100000")
+    assert outcome.code == 2 and "100000 is not in the range 1<=x<=1024" in outcome.err
+
+
 def test_the_summary_is_one_line_on_stdout(lstlm: Cli, tmp_path: Path) -> None:
     outcome = lstlm.ok(tmp_path / "run")
     assert outcome.out.count("\n") == 1

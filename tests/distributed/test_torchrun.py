@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from lstlm.config import dump_config
@@ -13,7 +14,7 @@ from tests.distributed.test_training import configuration, corpus, files, run, r
 
 __all__ = ["corpus"]  # the fixture
 
-STEPS = 150
+STEPS = 300
 
 
 def worker(parent: int, rank: int) -> int | None:
@@ -28,9 +29,9 @@ def worker(parent: int, rank: int) -> int | None:
     return None
 
 
-def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not path.exists():
+def wait_for(happened: Callable[[], bool], job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while not happened():
         assert job.poll() is None and time.monotonic() < deadline, "the job ended or hangs before its first checkpoint"
         time.sleep(0.02)
 
@@ -46,11 +47,12 @@ def test_a_killed_rank_costs_nothing_but_time(tmp_path: Path, corpus: Path) -> N
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        wait_for(folder / "checkpoints" / "step-00000010", job)
+        wait_for(lambda: worker(job.pid, 1) is not None, job)
         victim = worker(job.pid, 1)
         assert victim is not None
+        wait_for((folder / "checkpoints" / "step-00000010").exists, job)
         os.kill(victim, signal.SIGKILL)
-        out, err = job.communicate(timeout=90)
+        out, err = job.communicate(timeout=200)
     finally:
         job.kill()
     assert job.returncode == 0, err

