@@ -13,7 +13,7 @@ class Progress:
     words: int = 0
     elapsed: float = 0.0  # seconds in the loop, evaluations and checkpoints included, over all processes of the run
     aside: float = 0.0  # seconds of it in evaluations and checkpoints
-    lr_factor: float = 1.0  # at least halved by every roll-back
+    lr_factor: float = 1.0  # halved by every roll-back
     rollbacks: int = 0
     loss_sum: float = 0.0  # of the unfinished log interval
     loss_steps: int = 0

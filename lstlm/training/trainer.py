@@ -120,7 +120,7 @@ class Trainer:
         return None
 
     def _roll_back(self, error: NumericsError) -> None:
-        """Return to the newest good checkpoint with at most half the rates; give up after train.max_rollbacks."""
+        """Return to the newest good checkpoint and halve the learning rates; give up after train.max_rollbacks."""
         failed, limit = self.progress, self.config.train.max_rollbacks
         optim, output_lr = self.config.optim, self.learner.optimisers.output_lr
         if failed.rollbacks >= limit:
@@ -132,10 +132,9 @@ class Trainer:
         checkpoint, skipped = self._newest()
         if checkpoint is None:
             raise NumericsError(f"step {failed.step}: {error}; no checkpoint to roll back to: {'; '.join(skipped)}")
-        lower = self._lower(error)
         self.load(checkpoint)
         self.progress.rollbacks = failed.rollbacks + 1
-        self.progress.lr_factor = failed.lr_factor * lower
+        self.progress.lr_factor = failed.lr_factor / 2
         self.progress.elapsed = failed.elapsed
         self._started = self.now() - failed.elapsed
         self.log.rewind(checkpoint.step)
@@ -143,13 +142,6 @@ class Trainer:
         text = f"step {failed.step}: {error}; {where} ({self.progress.rollbacks} of {limit})"
         self.log.event(checkpoint.step, "rollback", text)
         self._save()  # over the checkpoint just read: whoever is killed now must not resume with the old rates
-
-    def _lower(self, error: NumericsError) -> float:
-        """Return what to multiply the rates by: a half, or less where the error knows that a half is not enough."""
-        if not isinstance(error, LearningRateTooLarge):
-            return 0.5
-        # 0.9: the next minibatch may stand a little less than this one
-        return min(0.5, 0.9 * error.limit / (self.learner.optimisers.output_lr * self._lr_scale()))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Return to a checkpoint: tensors, position in the data and counters."""
