@@ -114,10 +114,10 @@ class History(nn.Module):
             rows.index_copy_(0, places, self._to_open_segment(rows.index_select(0, places), stamp[old]))
         return self._repair(self.open, rows, np.maximum(stamp - self.start, 0), self.count)
 
-    def bring_to_open_segment(self, V: Tensor, ids: Tensor) -> None:
-        """Change those rows of V (D,d) among ids (n,) that are in closed segments: to the start of the open one."""
+    def bring_to_open_segment(self, V: Tensor, ids: Tensor, most: int | None = None) -> None:
+        """Take rows ids (n,) of V (D,d), the `most` oldest, from closed segments to the start of the open one."""
         stamp = to_host(self.stamp.index_select(0, ids)).astype(np.int64)
-        by_age = np.unique((stamp * self.D + to_host(ids))[stamp < self.start])
+        by_age = np.unique((stamp * self.D + to_host(ids))[stamp < self.start])[:most]
         stamp, distinct = np.divmod(by_age, self.D)
         ids = torch.from_numpy(distinct).to(ids.device)
         if len(ids):

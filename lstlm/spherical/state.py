@@ -14,6 +14,7 @@ from torch import Tensor
 from lstlm.spherical.history import History
 from lstlm.spherical.stack import Stack
 
+MOST_ROWS = 1600  # brought forward at once: after the close of a segment it would be all, and the slowest step
 BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in float32
 
 
@@ -68,9 +69,9 @@ class FactoredState(Stack):
         self.history.written(ids)
 
     def bring_forward(self, ids: Tensor) -> None:
-        """Take the rows of ids (n,) through the repairs of all closed segments, all at once."""
+        """Take rows of ids (n,) through the repairs of all closed segments, many at once, the oldest first."""
         if self.history.open:
-            self.history.bring_to_open_segment(self.V, ids)
+            self.history.bring_to_open_segment(self.V, ids, MOST_ROWS)
 
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
         """V[ids] ← rows + change, where `rows` is what read(ids) gave; changes of a repeated id add up."""

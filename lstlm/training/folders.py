@@ -18,6 +18,7 @@ _MARKS = ("status.json", _LOCK)  # one of them is in every run folder
 _FOREIGN = "manifest.json"  # of a corpus, whose vocab.tsv is not ours, or of a checkpoint
 _OWN_FILES = ("config.yaml", "vocab.tsv", "environment.json", "status.json", "metrics.jsonl")
 _PROJECTOR_FILES = ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt")
+_RUN_NAMES = {CHECKPOINTS, *_OWN_FILES, *_PROJECTOR_FILES}
 
 
 def default_folder(config_path: Path) -> Path:
@@ -51,9 +52,9 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
         raise ConfigError(f"--run {folder}: holds a {_FOREIGN}, so a corpus or a checkpoint; choose another folder")
     if names - {_LOCK} and not (resuming or force):
         raise ConfigError(f"--run {folder}: not empty; continue it with --resume auto, or start it anew with --force")
-    if names and not resuming and names.isdisjoint(_MARKS):
-        what = f"neither {' nor '.join(_MARKS)} is there"
-        raise ConfigError(f"--run {folder}: --force starts runs anew, and this is none ({what}); choose another folder")
+    if not resuming and names.isdisjoint(_MARKS) and (other := sorted(names & _RUN_NAMES)):
+        why = f"it holds {other[0]}, which would be lost, and no {' or '.join(_MARKS)}"
+        raise ConfigError(f"--run {folder}: --force starts runs anew, and this is none: {why}; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 - open is held
     try:

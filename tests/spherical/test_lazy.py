@@ -38,6 +38,7 @@ def short_segments(repairs: int) -> Iterator[None]:
     with (
         mock.patch("lstlm.spherical.history.REPAIRS", repairs),
         mock.patch("lstlm.spherical.stabilise.REPAIRS", repairs),
+        mock.patch("lstlm.spherical.state.MOST_ROWS", 5),
     ):
         yield
 
@@ -137,8 +138,11 @@ def test_expected_rows_are_brought_out_of_closed_segments() -> None:
         head = run.layer.head
         history, ids = head.state.history, torch.arange(D)
         assert int(history.stamp.min()) < history.start, "some row is in a closed segment"
-        before = head.weight()
+        before, old = head.weight(), int((history.stamp < history.start).sum())
         head.expect(ids.repeat(2))
+        assert int((history.stamp < history.start).sum()) == max(0, old - 5), "the five oldest were brought forward"
+        for _ in range(D // 5):
+            head.expect(ids)
         assert int(history.stamp.min()) >= history.start
         torch.testing.assert_close(head.weight(), before, **EXACT)
         run.touch(5)

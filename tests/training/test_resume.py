@@ -176,8 +176,12 @@ def test_force_costs_nobody_but_a_run_its_files(lstlm: Cli, tmp_path: Path) -> N
     (other / "checkpoints" / "other-tool.pt").write_text("mine")
     (other / "config.yaml").write_text("mine: 1\n")
     refused = lstlm(other, "--force")
-    assert refused.code == 2 and "this is none (neither status.json nor .lock is there)" in refused.err
+    assert refused.code == 2 and "checkpoints, which would be lost, and no status.json or .lock" in refused.err
     assert sorted(p.name for p in other.rglob("*")) == ["checkpoints", "config.yaml", "other-tool.pt"]
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "notes.txt").write_text("mine")
+    lstlm.ok(tmp_path / "mixed", "--force", train__max_steps=2)  # nothing there is in its way
+    assert (tmp_path / "mixed" / "notes.txt").read_text() == "mine"
     corpus = make_corpus(tmp_path / "corpus")
     before = sorted(corpus.iterdir())
     for extra in (("--force",), ("--resume", "auto")):
