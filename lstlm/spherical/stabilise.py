@@ -30,7 +30,7 @@ METHODS = ("lazy", "svd", "power", "restore", "none")
 PAPER_RANGE = (1e-3, 1e2)
 PAPER_PERIOD = 100
 LAZY_RANGE = (0.1, 10.0)
-SWEEP_ROWS = 512  # rows brought forward at a time: fewer would read the products of all segments for little
+SWEEP_ROWS = 1024  # rows brought forward at a time: fewer would read the products of all segments for little
 OVERSHOOT = 0.5  # of `high`: where `lazy` puts a value that fell below `low`, for it will go on falling
 
 
