@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, positive_definite, without_autocast
 from lstlm.spherical.dense import DenseState
-from lstlm.spherical.host import from_host, rounded, to_host
+from lstlm.spherical.host import Numbers, from_host, handy, rounded, to_host
 from lstlm.spherical.losses import Partials, SphericalLoss, ZLoss
 from lstlm.spherical.pending import Losses, Pending, Step, gradient_of
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
@@ -84,13 +84,12 @@ class SphericalHead(nn.Module):
         """
         ids, values = self._check(h, target_ids, target_values, weight)
         self._pending.clear()
-        gradient = torch.empty_like(h, requires_grad=False)
-        with torch.inference_mode():  # its tensors, which are cheaper, are of no use outside: hence the copy
+        with torch.inference_mode():  # its tensors, which are cheaper, are of no use outside: hence the copies
             pending = self._forward(h, ids, values)
-            mean = torch.full((len(h),), 1 / len(pending.step.ids), dtype=torch.float64)
-            gradient.copy_(self._backward(pending, mean if weight is None else weight))
+            m = len(pending.step.ids)
+            gradient = self._backward(pending, np.full(m, 1 / m) if weight is None else self._upstream(weight))
             self._update(lr, weight_decay)
-        return self._own(from_host(pending.partials.value, h)), gradient
+        return self._own(from_host(pending.partials.value, h)), gradient.clone()
 
     @without_autocast
     @np.errstate(all="ignore")
@@ -101,16 +100,21 @@ class SphericalHead(nn.Module):
         return Pending(step, values, partials._replace(value=rounded(partials.value, h)))
 
     @without_autocast
-    def _backward(self, pending: Pending, upstream: Tensor) -> Tensor:
-        """Note the upstream gradient (m,) and return that of h (m,hidden)."""
-        if pending.step.version != self.state.version:
+    def _backward(self, pending: Pending, upstream: Numbers) -> Tensor:
+        """Note the upstream gradient (m,), of the global minibatch, and return that of h (m,hidden)."""
+        step = pending.step
+        if step.version != step.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
         if pending.upstream is not None:
             raise NumericsError("backward() twice through one forward(); call forward() again")
-        pending.upstream = to_host(self._gather_upstream(upstream))
-        grad_H = pending.step.backward(gradient_of(pending.partials, pending.upstream, pending.step.H))
+        pending.upstream = upstream
+        grad_H = step.backward(gradient_of(pending.partials, upstream, step.H))
         self._pending.append(pending)
         return grad_H[:, : self.hidden]
+
+    def _upstream(self, upstream: Tensor) -> Numbers:
+        """Return the upstream gradient of the global minibatch, given that of the examples that are here."""
+        return to_host(self._gather_upstream(upstream))
 
     def _begin(self, H: Tensor, ids: Tensor) -> Step:
         return begin(state, H, ids) if isinstance(state := self.state, FactoredState) else state.begin(H, ids)
@@ -118,8 +122,9 @@ class SphericalHead(nn.Module):
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
         q, s, o = (to_host(x).astype(np.float64) for x in step.outputs())
-        p = None if self.state.p is None else to_host(self.state.p[step.ids]).astype(np.float64)
-        partials = self.loss.tilted(q, s, o, to_host(values), self.state.p_norm2, p)
+        state = step.state
+        p = None if state.p is None else to_host(state.p[step.ids]).astype(np.float64)
+        partials = self.loss.tilted(q, s, o, to_host(values), state.p_norm2, p)
         if not math.isfinite((q + partials.value).sum()):
             if not np.isfinite(q).all():
                 raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
@@ -134,8 +139,9 @@ class SphericalHead(nn.Module):
         if len(h) >= self.state.d:
             return torch.nn.functional.pad(h, (0, int(self.has_bias)), value=1.0)
         HT = h.new_empty(self.state.d, len(h))
-        HT[: self.hidden].copy_(h.T)
-        HT[self.hidden :] = 1
+        columns = handy(HT)
+        columns[: self.hidden] = handy(h.detach()).T  # numpy transposes twice as fast
+        columns[self.hidden :] = 1
         return HT.T
 
     def _check(
@@ -144,12 +150,13 @@ class SphericalHead(nn.Module):
         """Return ids and float64 values, both (m,K), or say what is wrong with the arguments."""
         if h.dim() != 2 or h.shape[1] != self.hidden:
             raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
-        like, m = self.state.like, len(h)
+        state, m = self.state, len(h)
+        like = state.like
         if h.dtype != like.dtype or h.device != like.device:
             raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
         if weight is not None and weight.shape != (m,):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({m},)")
-        ids = checked_ids(target_ids, m, self.vocab)
+        ids = checked_ids(target_ids, m, state.D)
         if target_values is not None:
             return merge_repeated(ids, checked_values(target_values, target_ids, ids))
         if self._ones.shape != ids.shape or self._ones.device != ids.device:

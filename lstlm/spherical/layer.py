@@ -14,8 +14,14 @@ from lstlm.spherical.dense import DenseState
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError
 from lstlm.spherical.shrink import Shrink
-from lstlm.spherical.stabilise import Report, make_stabiliser
+from lstlm.spherical.stabilise import NOTHING_DONE, Report, make_stabiliser
 from lstlm.spherical.state import BLOCK_ROWS, FactoredState
+
+
+class LastStabilisation:
+    """What the stabiliser did last: kept apart, because a module's own attributes are slow to set."""
+
+    report, milliseconds = NOTHING_DONE, 0.0
 
 
 class SphericalOutput(SphericalHead):
@@ -59,16 +65,25 @@ class SphericalOutput(SphericalHead):
         W = _initial_weight(self, init_scale, dtype, device, generator)
         self.state = self._new_state(W, _root_of(prior, self), lazy=stabilise == "lazy")
         self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
-        self.last_report = Report()
-        self.last_stabilise_ms = 0.0
+        self._last = LastStabilisation()
 
     def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> FactoredState:
         return FactoredState(W, p, lazy=lazy)
 
     def _after_update(self, shrink: Shrink) -> None:
-        start = time.perf_counter()
-        self.last_report = self.stabiliser.after_update(self.state, shrink)
-        self.last_stabilise_ms = 1e3 * (time.perf_counter() - start)
+        last, start = self._last, time.perf_counter()
+        last.report = self.stabiliser.after_update(self.state, shrink)
+        last.milliseconds = 1e3 * (time.perf_counter() - start)
+
+    @property
+    def last_report(self) -> Report:
+        """What the stabiliser did after the last update."""
+        return self._last.report
+
+    @property
+    def last_stabilise_ms(self) -> float:
+        """How many milliseconds that took."""
+        return self._last.milliseconds
 
     @torch.no_grad()
     def expect(self, target_ids: Tensor) -> None:

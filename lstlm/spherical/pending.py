@@ -59,4 +59,4 @@ class Losses(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():
             raise NumericsError("the layer has no second derivative; call backward() without create_graph")
-        return ctx.head._backward(ctx.pending, upstream), None, None, None
+        return ctx.head._backward(ctx.pending, ctx.head._upstream(upstream)), None, None, None

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,33 +42,38 @@ class Shrink(NamedTuple):
     growth: float
 
 
-def shrink_inverse(G: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
-    """Return (I − G B)⁻¹ (m,m) for G = HpHᵀ symmetric, B = diag(b), and the bounds on T. O(m³).
+def shrink_inverse(A: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
+    """Return (I − A)⁻¹ (m,m) for A = G diag(b), G = HpHᵀ symmetric, and the bounds on T. O(m³).
 
-    The eigenvalues of GB are at most ρ = ‖√|B| G √|B|‖_F, and that is at most the trace of |B|G. Where ρ is small,
-    (I − A)⁻¹ = I + A + A² + … with A = GB is cut where the remainder is below the rounding error: a few products, by
-    doubling the number of terms, several times faster than LAPACK.
+    The eigenvalues of A are at most ρ = ‖√|B| G √|B|‖_F = (Σ |A_ij A_ji|)^½, and that is at most the trace of |B|G.
+    Where ρ is small, (I − A)⁻¹ = I + A + A² + … is cut where the remainder is below the rounding error: a few products,
+    by doubling the number of terms, several times faster than LAPACK.
     """
-    weighted = b * to_host(G.diagonal())
+    numbers = to_host(A)
+    weighted = numbers.diagonal()
     total = float(abs(weighted).sum())
     if not math.isfinite(total):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
     growth = (total - float(weighted.sum())) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
     rho = total
     if rho > 0.05:  # the trace is no longer good enough
-        size = from_host(abs(b), G)
-        rho = math.sqrt(float(size @ (G * G) @ size))
-    B = from_host(b, G)
+        rho = math.sqrt(float(abs(numbers * numbers.T).sum()))
     if rho < 0.3:
-        return _geometric_series(G * B, rho), Shrink(rho, min(growth, rho))
+        return _geometric_series(A, rho), Shrink(rho, min(growth, rho))
+    B = from_host(b, A)
     if b.min() > 0:
         root = B.sqrt()
-        S = root[:, None] * G * root
+        S = _symmetric(A, root)
         factor = torch.linalg.cholesky_ex(_identity_minus(S)).L
         if rho > LOOK_CLOSER and not _is_positive(S):
-            raise LearningRateTooLarge(eta, _limit(eta, _largest(G, B), S))
+            raise LearningRateTooLarge(eta, _limit(eta, _largest(A), S))
         return torch.cholesky_inverse(factor).mul_(root).div_(root[:, None]), Shrink(min(rho, 1.0), 0.0)
-    return _inverse_of_mixed_signs(G, B, eta), Shrink(min(rho, 1.0), min(growth, rho))
+    return _inverse_of_mixed_signs(A, B, eta), Shrink(min(rho, 1.0), min(growth, rho))
+
+
+def _symmetric(A: Tensor, root: Tensor) -> Tensor:
+    """Return √B G √B (m,m) for A = G B; a row and column of zeros where the root of b is 0."""
+    return root[:, None] * A * torch.where(root > 0, 1 / root, 0)
 
 
 def _geometric_series(A: Tensor, rho: float) -> Tensor:
@@ -82,18 +88,16 @@ def _geometric_series(A: Tensor, rho: float) -> Tensor:
             total = torch.addmm(total, total, power)
             power = power @ power if rho ** (2 * n + 1) > negligible else power
         n *= 2
-    total = total.clone() if n == 1 else total
-    total.diagonal().add_(1)
-    return total
+    return _plus_identity(total.clone() if n == 1 else total)
 
 
-def _inverse_of_mixed_signs(G: Tensor, b: Tensor, eta: float) -> Tensor:
-    """Return (I − GB)⁻¹ by LU, after making sure that T is positive, where some b ≤ 0."""
+def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
+    """Return (I − A)⁻¹ by LU, A = G diag(b), after making sure that T is positive, where some b ≤ 0."""
     root = b.clamp(min=0).sqrt()
     # The positive part alone bounds the shrinking; only if that fails is the exact eigenvalue worth its price.
-    if not _is_positive(root[:, None] * G * root) and _limit(eta, _largest(G, b), G) <= eta:
-        raise LearningRateTooLarge(eta, _limit(eta, _largest(G, b), G))
-    inverse: Tensor = torch.linalg.inv(_identity_minus(G * b))
+    if not _is_positive(_symmetric(A, root)) and _limit(eta, _largest(A), A) <= eta:
+        raise LearningRateTooLarge(eta, _limit(eta, _largest(A), A))
+    inverse: Tensor = torch.linalg.inv(_identity_minus(A))
     return inverse
 
 
@@ -110,7 +114,7 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
         if rho > LOOK_CLOSER and not _is_positive(K):
             raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
         inverse = torch.cholesky_inverse(factor)  # a product with it is several times faster than two triangular solves
-        inverse.diagonal().sub_(1)
+        _plus_identity(inverse, -1.0)
         return lambda M: inverse @ M, Shrink(min(rho, 1.0), rho)
     if rho > LOOK_CLOSER:
         limit = _limit(eta, float(torch.linalg.eigvals(K.to(torch.float64)).real.max()), K)
@@ -121,15 +125,22 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
 
 
 def _identity_minus(A: Tensor) -> Tensor:
-    result = A.neg()
-    result.diagonal().add_(1)
-    return result
+    return _plus_identity(A.neg())
+
+
+def _plus_identity(A: Tensor, times: float = 1.0) -> Tensor:
+    """A ← A + times·I, in place."""
+    if A.is_cpu:
+        diagonal = np.einsum("ii->i", to_host(A))  # a view; adding to that of torch takes several times as long
+        diagonal += times
+    else:
+        A.diagonal().add_(times)
+    return A
 
 
 def _is_positive(S: Tensor) -> bool:
     """Say whether I − S, S symmetric, is positive and leaves enough of every direction."""
-    shifted = S.neg()
-    shifted.diagonal().add_(1 - LEAST_LEFT * torch.finfo(S.dtype).eps)
+    shifted = _plus_identity(S.neg(), 1 - LEAST_LEFT * torch.finfo(S.dtype).eps)
     return int(torch.linalg.cholesky_ex(shifted).info) == 0
 
 
@@ -138,6 +149,6 @@ def _limit(eta: float, largest: float, like: Tensor) -> float:
     return eta * (1 - LEAST_LEFT * torch.finfo(like.dtype).eps) / largest
 
 
-def _largest(G: Tensor, b: Tensor) -> float:
-    """Return λmax(GB), the largest real eigenvalue of HᵀBHp."""
-    return float(torch.linalg.eigvals((G * b).to(torch.float64)).real.max())
+def _largest(A: Tensor) -> float:
+    """Return λmax(A), A = G B, the largest real eigenvalue of HᵀBHp."""
+    return float(torch.linalg.eigvals(A.to(torch.float64)).real.max())

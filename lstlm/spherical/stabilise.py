@@ -42,6 +42,17 @@ class Report:
     rows_swept: int = 0
 
 
+NOTHING_DONE = Report()
+
+
+class Tally:
+    """Numbers that change with every update: kept apart, because a module's own attributes are slow to set."""
+
+    def __init__(self, countdown: int) -> None:
+        self.countdown = countdown
+        self.sigma_low = self.sigma_high = 1.0  # bounds on the singular values of U, which `lazy` keeps
+
+
 class Stabiliser(nn.Module):
     """Looks at U every `every` updates and brings singular values outside [low, high] back to 1."""
 
@@ -54,23 +65,23 @@ class Stabiliser(nn.Module):
             raise ConfigError(f"stabilise_every {every}: must be at least 1")
         self.low, self.high, self.every = low, high, every
         self.total = 0  # singular values repaired so far
-        self.countdown = every
-        self.sigma_low = self.sigma_high = 1.0  # bounds on the singular values of U, which `lazy` keeps
+        self.tally = Tally(every)
 
     def get_extra_state(self) -> Tensor:
         """The counters and bounds: a resumed run must look at the same steps."""
-        return torch.tensor([self.total, self.countdown, self.sigma_low, self.sigma_high], dtype=torch.float64)
+        tally = self.tally
+        return torch.tensor([self.total, tally.countdown, tally.sigma_low, tally.sigma_high], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.total, self.countdown = (int(counter) for counter in state[:2])
-        self.sigma_low, self.sigma_high = state[2:].tolist()
+        self.total, self.tally.countdown = (int(counter) for counter in state[:2])
+        self.tally.sigma_low, self.tally.sigma_high = state[2:].tolist()
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
         """Called after each update with the bounds on what it did to U."""
-        self.countdown -= 1
-        if self.countdown > 0:
-            return Report()
-        self.countdown = self.every
+        self.tally.countdown -= 1
+        if self.tally.countdown > 0:
+            return NOTHING_DONE
+        self.tally.countdown = self.every
         report = self.repair(state)
         self.total += report.repaired
         return report
@@ -148,15 +159,18 @@ class Lazy(Stabiliser):
         self.register_buffer("largest", torch.linalg.qr(largest.T).Q.T.contiguous())
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
-        self.sigma_low *= 1 - shrink.shrink
-        self.sigma_high *= 1 + shrink.growth
+        tally = self.tally
+        tally.sigma_low *= 1 - shrink.shrink
+        tally.sigma_high *= 1 + shrink.growth
+        if tally.sigma_low >= self.low and tally.sigma_high <= self.high:
+            return NOTHING_DONE
         report = Report()
-        if self.sigma_low < self.low:
-            self.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
+        if tally.sigma_low < self.low:
+            tally.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
             if report.repaired:
-                self.sigma_high = max(self.sigma_high, self._target("U_inv_T"))
-        if self.sigma_high > self.high:
-            self.sigma_high = 1 / self._look(state, "U", self.largest, report)
+                tally.sigma_high = max(tally.sigma_high, self._target("U_inv_T"))
+        if tally.sigma_high > self.high:
+            tally.sigma_high = 1 / self._look(state, "U", self.largest, report)
         self.total += report.repaired
         return report
 

@@ -1,7 +1,7 @@
 """The d-sized part of what the factored layer remembers: Q, ω, w̄, U⁻ᵀ and U.
 
 They stand in one matrix `table`, so that one product with the minibatch reads all that a step reads, `value`, and one
-product adds to all that it changes:
+or two products add to all that it changes:
 
     rows      [0, d)   d      d+1    [d+2, 2d+2)   [2d+2, 3d+2)   [3d+2, 4d+4)
     contents  Q        ω      w̄      U⁻ᵀ           U              recent: of Q, ω, w̄
@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lstlm.spherical.host import to_host
+from lstlm.spherical.host import aligned_width, handy
 
 FOLD_EVERY = 128
 
@@ -38,6 +39,29 @@ class Counters:
     def __init__(self) -> None:
         self.version = 0  # counts the changes of W, so that a stale minibatch is noticed
         self.since_fold = 0
+
+
+class Parts:
+    """The parts of the table by name, as views that are made once: making them anew costs a step more than using them.
+
+    `…_numbers` are for element-wise work, see `host.handy`. They have the width of the table: it is a little more than
+    d, so that rows start at cache lines, and going through the rest is faster than skipping it.
+    """
+
+    def __init__(self, stored: Tensor, base: Tensor, deviation: Tensor) -> None:
+        d, width = deviation.shape[1], stored.shape[1]
+        table, numbers = stored[:, :d], handy(stored)
+        self.value, self.Q, self.omega, self.w_bar = table[: 3 * d + 2], table[:d], table[d], table[d + 1]
+        self.U_inv_T, self.U = table[d + 2 : 2 * d + 2], table[2 * d + 2 : 3 * d + 2]
+        self.recent, self.U_and_recent = table[3 * d + 2 :], table[2 * d + 2 :]
+        self.gram_numbers, self.recent_numbers, self.base_numbers = (
+            numbers[: d + 2],
+            numbers[3 * d + 2 :],
+            handy(base),
+        )
+        # of U⁻ᵀ and U, (2,d), and what they are apart from 1
+        self.diagonals = numbers[d + 2 : 3 * d + 2].reshape(2, d * width)[:, :: width + 1]
+        self.deviation_numbers = handy(deviation)
 
 
 class Stack(nn.Module):
@@ -54,11 +78,17 @@ class Stack(nn.Module):
         self.d = d
         exact = torch.zeros(d + 2, d, dtype=torch.float64, device=like.device)
         self.register_buffer("exact", exact)
-        self.register_buffer("base", torch.zeros_like(exact, dtype=like.dtype), persistent=False)  # exact, rounded
-        self.register_buffer("table", like.new_zeros(4 * d + 4, d))
+        width = aligned_width(d, like)
+        self.register_buffer("base", like.new_zeros(d + 2, width), persistent=False)  # exact, rounded
+        self.register_buffer("table", like.new_zeros(4 * d + 4, width))
         self.register_buffer("deviation", like.new_zeros(2, d))  # of the diagonals of U⁻ᵀ and U from 1
         self.counters = Counters()
+        self._bind()
         self.set_frame()
+
+    def _bind(self) -> None:
+        """Name the parts of the buffers, which are new ones."""
+        self.parts = Parts(self.table, self.base, self.deviation)
 
     # ---- the parts by name ---------------------------------------------------------------------------------------
     @property
@@ -67,60 +97,58 @@ class Stack(nn.Module):
 
     @property
     def value(self) -> Tensor:
-        return self.table[: 3 * self.d + 2]
+        return self.parts.value
 
     @property
     def Q(self) -> Tensor:
-        return self.table[: self.d]
+        return self.parts.Q
 
     @property
     def omega(self) -> Tensor:
-        return self.table[self.d]
+        return self.parts.omega
 
     @property
     def w_bar(self) -> Tensor:
-        return self.table[self.d + 1]
+        return self.parts.w_bar
 
     @property
     def U_inv_T(self) -> Tensor:
-        return self.table[self.d + 2 : 2 * self.d + 2]
+        return self.parts.U_inv_T
 
     @property
     def U(self) -> Tensor:
-        return self.table[2 * self.d + 2 : 3 * self.d + 2]
+        return self.parts.U
 
     @property
     def recent(self) -> Tensor:
-        return self.table[3 * self.d + 2 :]
+        return self.parts.recent
 
     def squared_norm(self) -> float:
         """Return ‖W‖²_F = tr Q."""
         return max(0.0, float(self.exactly("Q").trace()))
 
     # ---- updating ------------------------------------------------------------------------------------------------
-    def subtract(self, left: Tensor, H: Tensor, H_inv: Tensor | None = None) -> None:
-        """[U⁻ᵀ | U | recent] ← itself − left·H, left (3d+2,m) and H (m,d); H_inv takes the place of H for U⁻ᵀ."""
+    def change(self, left: Tensor, H: Tensor, J: Tensor, BH: Tensor) -> None:
+        """[U | recent] ← itself − left·H and U⁻ᵀ ← U⁻ᵀ + Jᵀ·BH, for left (2d+2,m) and H, J, BH (m,d)."""
         with self.changing_frame():
-            if H_inv is None:
-                self.table[self.d + 2 :].addmm_(left, H, alpha=-1)
-            else:
-                self.U_inv_T.addmm_(left[: self.d], H_inv, alpha=-1)
-                self.table[2 * self.d + 2 :].addmm_(left[self.d :], H, alpha=-1)
+            self.parts.U_inv_T.addmm_(J.T, BH)
+            self.parts.U_and_recent.addmm_(left, H, alpha=-1)
         self.commit()
 
     def commit(self) -> None:
         """Make Q, ω, w̄ = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
         self._add_up()
-        self.counters.version += 1
-        self.counters.since_fold += 1
-        if self.counters.since_fold >= FOLD_EVERY:
+        counters = self.counters
+        counters.version += 1
+        counters.since_fold += 1
+        if counters.since_fold >= FOLD_EVERY:
             self.fold()
             self._refine_inverse()
 
     def _add_up(self) -> None:
-        d, recent = self.d, self.recent
-        value = torch.add(self.base, recent, out=self.table[: d + 2])
-        value[:d] += recent[:d].T
+        d, gram, recent = self.d, self.parts.gram_numbers, self.parts.recent_numbers
+        (torch if isinstance(gram, Tensor) else np).add(self.parts.base_numbers, recent, out=gram)
+        gram[:d, :d] += recent[:d, :d].T
 
     def fold(self) -> None:
         """exact ← exact + recent, recent ← 0."""
@@ -133,7 +161,7 @@ class Stack(nn.Module):
 
     def _rebase(self) -> None:
         """Compute what is derived: base from `exact`, Q, ω, w̄ from both, and the diagonals from `deviation`."""
-        self.base.copy_(self.exact)
+        self.base[:, : self.d] = self.exact
         self._add_up()
         self._restore_diagonals()
 
@@ -147,16 +175,10 @@ class Stack(nn.Module):
         residual.diagonal().add_(1)
         self._set_frame(U, U_inv_T.addmm_(residual, U_inv_T))
 
-    def _diagonals(self) -> tuple[Any, Any]:
-        """Return the diagonals of U⁻ᵀ and U, a view (2,d), and `deviation`; as numpy arrays on the CPU, see `host`."""
-        d = self.d
-        table, deviation = (to_host(x) if x.is_cpu else x for x in (self.table, self.deviation))
-        return table[d + 2 : 3 * d + 2].reshape(2, d * d)[:, :: d + 1], deviation
-
     @contextmanager
     def changing_frame(self) -> Iterator[None]:
         """While changes are added to U and U⁻ᵀ, the diagonals are without their 1."""
-        diagonals, deviation = self._diagonals()
+        diagonals, deviation = self.parts.diagonals, self.parts.deviation_numbers
         diagonals[:] = deviation
         yield
         deviation[:] = diagonals
@@ -164,8 +186,7 @@ class Stack(nn.Module):
 
     def _restore_diagonals(self) -> None:
         """Compute the diagonals from `deviation`."""
-        diagonals, deviation = self._diagonals()
-        diagonals[:] = deviation + 1
+        self.parts.diagonals[:] = self.parts.deviation_numbers + 1
 
     def assign(self, **gram: Tensor) -> None:
         """Set Q, omega or w_bar to new float64 values."""
@@ -242,8 +263,16 @@ class Stack(nn.Module):
         exact = self.exact
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.exact = exact.to(self.table.device)
+        self._bind()
         self._rebase()
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "parts"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._bind()
 
     def get_extra_state(self) -> Tensor:
         """The updates since the last fold: a resumed run must fold at the same steps."""
@@ -254,5 +283,6 @@ class Stack(nn.Module):
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
+        self._bind()
         self._rebase()
         self.counters.version += 1

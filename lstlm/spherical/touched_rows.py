@@ -10,7 +10,7 @@ change of the rows that Y touches. Two ways to compute it, with the same result:
 
 `LowRank` (m up to about d) never forms T; 7md² + 4m²d multiply-adds and one m×m inverse:
 
-    X  = ∇H − dq ∘ HQ ;   R = η ∇H − η² N Hp ;   J = (I − HpHᵀB)⁻¹ Hp U⁻¹ = Hp U'⁻¹
+    X  = YW + dq ∘ HQ + ds ⊗ w̄ ;   ∇H = X + dq ∘ HQ ;   R = η ∇H − η² N Hp ;   J = (I − HpHᵀB)⁻¹ Hp U⁻¹ = Hp U'⁻¹
     N  = 2 (X Hᵀ) diag(dq) + ½ YYᵀ + ds ⊗ (Yp + ½ ‖p‖² ds),   N + Nᵀ = EᵀE/η²
     Q' = Q − RᵀHp − HpᵀR ;   w̄' = w̄ − Hpᵀ(b∘Hw̄ + η Yp + ‖p‖² η ds) ;   ω' = ω − Hpᵀ(b∘Hω + η ds)
     U' = U − (UHᵀ)B Hp ;   U'⁻ᵀ = U⁻ᵀ + Jᵀ B H ;   V' = V − η Yᵀ J
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from lstlm.spherical.host import Numbers, from_host, rounded, to_host
+from lstlm.spherical.host import Numbers, aligned, from_host, rounded, store, to_host
 from lstlm.spherical.shrink import Shrink, shrink_inverse, solver_of_shrink
 from lstlm.spherical.state import FactoredState
 
@@ -74,71 +74,77 @@ class TouchedRows:
         """Return numbers in the dtype and on the device of H."""
         return from_host(numbers, self.H)
 
-    def YYT(self) -> Numbers:
-        """Return YYᵀ (m,m): how much the targets of two examples coincide, weighted by do."""
+    def add_half_YYT(self, sums: Numbers) -> None:
+        """sums (m,m) ← sums + ½YYᵀ: how much the targets of two examples coincide, weighted by do."""
         ids, do = self.ids, self.gradient.do
         if ids.shape[1] == 1:
             y, weight = to_host(ids), self.gradient.do_host
-            products: Numbers = (y == y.T) * (weight * weight.T)
-            return products
+            np.add(sums, 0.5 * weight * weight.T, out=sums, where=y == y.T)
+            return
         words, column = torch.unique(ids, return_inverse=True)
         YT = do.new_zeros(len(words), len(ids))
         # accumulate: a word that is the target twice, even within one example, must count twice
         YT.index_put_((column.T, torch.arange(len(ids), device=ids.device)), do.T, accumulate=True)
-        return to_host(embedding_bag(column, YT, per_sample_weights=do, mode="sum"))
+        sums += to_host(embedding_bag(column, YT, per_sample_weights=0.5 * do, mode="sum"))
 
-    def half_gram(self) -> Tensor:
-        """Return half of EᵀE/η² (m,m), the other half being its transpose. O(m²d)."""
-        g = self.gradient
-        X = torch.addcmul(self.grad_H, self.HQ, g.dq[:, None], value=-1)  # dq ∘ HQ + YW + ds ⊗ w̄
-        half = to_host(X @ self.H.T) * (2 * g.dq_host) + 0.5 * self.YYT()
+    def half_gram(self, X: Tensor) -> Tensor:
+        """Return half of EᵀE/η² (m,m), the other half being its transpose; X (m,d) is ∇H − dq ∘ HQ. O(m²d)."""
+        g, half = self.gradient, X @ self.H.T
+        numbers = to_host(half)
+        numbers *= 2 * g.dq_host
+        self.add_half_YYT(numbers)
         if g.ds_host is not None:
-            half += np.outer(g.ds_host, self.Yp() + (0.5 * self.state.p_norm2) * g.ds_host)
-        return self.tensor(half)
+            numbers += np.multiply.outer(g.ds_host, self.Yp() + (0.5 * self.state.p_norm2) * g.ds_host)
+        return half if half.is_cpu else self.tensor(numbers)
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1. O(m²d)."""
-        gram = self.half_gram() * (self.H @ self.H.T)
+        X = torch.addcmul(self.grad_H, self.HQ, self.gradient.dq[:, None], value=-1)
+        gram = self.half_gram(X) * (self.H @ self.H.T)
         return math.sqrt(max(0.0, 2 * float(gram.sum())))
 
 
 class LowRank(TouchedRows):
     """The form for m below d, without a d×d temporary.
 
-    Its tensors (m,d) are views of (d,m), examples as columns in memory: so the large products run a fifth faster.
+    Its tensors (m,d), but for rows of V and J, are views of (d,m), examples as columns in memory: so the large products
+    run a fifth faster, and their results are used as they lie.
     """
 
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K). One product reads the state."""
-        state, d = self.state, self.state.d
-        # rows as in state.table, those of `recent` for later: what multiplies H to give the change of the state
-        self.products = products = self.H.new_empty(len(state.table), len(self.H))
-        torch.mm(state.value, self.H.T, out=products[: 3 * d + 2])
-        self.HQ, self.H_omega, self.Hw_bar = products[:d].T, products[d], products[d + 1]
+        state, d, m = self.state, self.state.d, len(self.H)
+        # rows: Xᵀ, then as in state.table, those of `recent` for later: what multiplies H to give the state's change
+        self.products = products = self.H.new_empty(d + len(state.table), m)
+        torch.mm(state.value, self.H.T, out=products[d : 4 * d + 2])
+        self.X, self.HQ = products[:d].T, products[d : 2 * d].T
+        self.H_omega, self.Hw_bar = products[2 * d], products[2 * d + 1]
         self.rows = state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
         if self.ids.shape[1] == 1:
-            self.W_t = self._times_U(self.rows[:, 0], self.p)
-            o = (self.H * self.W_t).sum(1, keepdim=True)
-        else:
-            o = torch.linalg.vecdot(self.rows, products[2 * d + 2 : 3 * d + 2].T[:, None])
-            o += self.H_omega[:, None] if self.p is None else self.H_omega[:, None] * self.p
+            self._times_U(self.rows[:, 0], self.p)
+            o, q = (products[: 2 * d].view(2, d, m) * self.H.T).sum(1)
+            return q, self.Hw_bar, o[:, None]
+        o = torch.linalg.vecdot(self.rows, products[3 * d + 2 : 4 * d + 2].T[:, None])
+        o += self.H_omega[:, None] if self.p is None else self.H_omega[:, None] * self.p
         return (self.H * self.HQ).sum(1), self.Hw_bar, o
 
-    def _times_U(self, rows: Tensor, p: Tensor | None) -> Tensor:
-        """Return rows U + p ω (m,d); p (m,1), ones where None."""
+    def _times_U(self, rows: Tensor, p: Tensor | None) -> None:
+        """X ← rows U + p ω  (m,d); p (m,1), ones where None."""
         omega = self.state.omega[:, None]
-        return torch.addmm(omega if p is None else omega * p.T, self.state.U.T, rows.T).T
+        torch.addmm(omega if p is None else omega * p.T, self.state.U.T, rows.T, out=self.X.T)
 
     def backward(self, gradient: Gradient) -> Tensor:
         """Return ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄  (m,d), with YW = (YV)U + Yp ⊗ ω."""
         self.gradient, do = gradient, gradient.do
+        XT, HQT = self.X.T, self.HQ.T
         if do.shape[1] == 1:
-            YW = self.W_t.mul_(do)
+            XT.mul_(do[:, 0])
         else:
-            YW = self._times_U((do[..., None] * self.rows).sum(1), self.tensor(self.Yp())[:, None])
-        self.grad_H = YW.addcmul_(self.HQ, gradient.dq[:, None], value=2)
+            self._times_U((do[..., None] * self.rows).sum(1), self.tensor(self.Yp())[:, None])
         if gradient.ds is not None:
-            self.grad_H.T.addr_(self.state.w_bar, gradient.ds)
+            XT.addr_(self.state.w_bar, gradient.ds)
+        XT.addcmul_(HQT, gradient.dq)
+        self.grad_H = torch.addcmul(XT, HQT, gradient.dq).T
         return self.grad_H
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
@@ -146,21 +152,22 @@ class LowRank(TouchedRows):
         state, H, g, d = self.state, self.H, self.gradient, self.state.d
         Hp = H if P is None else H @ P
         b = 2 * eta * g.dq_host
-        C, shrink = shrink_inverse(Hp @ H.T, b, eta)
-        HU_inv_T, steps = self.products[d + 2 : 2 * d + 2], self.products[3 * d + 2 :]
-        J = C @ (HU_inv_T.T if P is None else Hp @ state.U_inv_T.T)
+        B = self.tensor(b)
+        BH = (H.T * B).T
+        C, shrink = shrink_inverse(Hp @ BH.T, b, eta)
+        HU_inv = self.products[2 * d + 2 : 3 * d + 2].T if P is None else Hp @ state.U_inv_T.T
+        J = torch.mm(C, HU_inv, out=aligned(H, len(H), d))
 
         # steps: what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
-        torch.addmm(self.grad_H.T, Hp.T, self.half_gram().T, beta=eta, alpha=-eta * eta, out=steps[:d])  # Rᵀ
-        ds = 0 if g.ds_host is None else g.ds_host
-        steps[d] = self.tensor(b * to_host(self.H_omega) + eta * ds)
-        steps[d + 1] = self.tensor(b * to_host(self.Hw_bar) + eta * (self.Yp() + state.p_norm2 * ds))
-        do, B = self.tensor(-eta * g.do_host), self.tensor(b)
+        steps, ds = self.products[4 * d + 2 :], 0 if g.ds_host is None else g.ds_host
+        torch.addmm(self.grad_H.T, Hp.T, self.half_gram(self.X).T, beta=eta, alpha=-eta * eta, out=steps[:d])  # Rᵀ
+        store(b * to_host(self.H_omega) + eta * ds, steps[d])
+        store(b * to_host(self.Hw_bar) + eta * (self.Yp() + state.p_norm2 * ds), steps[d + 1])
+        do = self.tensor(-eta * g.do_host)
         change = J * do if do.shape[1] == 1 else (do[..., None] * J[:, None]).flatten(0, 1)
         state.add_to_rows(self.ids.reshape(-1), self.rows.flatten(0, 1), change)  # V − η YᵀJ
-        torch.mul(J.T, -B, out=HU_inv_T)  # U⁻ᵀ + JᵀBH
-        self.products[2 * d + 2 : 3 * d + 2].mul_(B)  # U − (UHᵀ)BHp
-        state.subtract(self.products[d + 2 :], Hp, None if P is None else H)
+        self.products[3 * d + 2 : 4 * d + 2].mul_(B)  # (UHᵀ)B
+        state.change(self.products[3 * d + 2 :], Hp, J, BH)
         return shrink
 
 
