@@ -59,6 +59,20 @@ def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
     return like.new_empty(rows, aligned_width(columns, like))[:, :columns]
 
 
+def product(A: Tensor, B: Tensor) -> Tensor:
+    """Return AB in aligned memory."""
+    return torch.mm(A, B, out=aligned(A, len(A), B.shape[1]))
+
+
+def symmetric_product(A: Tensor, B: Tensor) -> Tensor:
+    """Return AᵀB (d,d) in aligned memory, of which is known that it is symmetric: a quarter of it is copied."""
+    C, half = aligned(A, A.shape[1], B.shape[1]), B.shape[1] // 2
+    torch.mm(A.T, B[:, :half], out=C[:, :half])
+    torch.mm(A[:, half:].T, B[:, half:], out=C[half:, half:])
+    C[:half, half:] = C[half:, :half].T
+    return C
+
+
 def aligned_width(columns: int, like: Tensor) -> int:
     """Return how many columns to keep room for, so that every row starts at a cache line."""
     line = CACHE_LINE_BYTES // like.element_size()

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
-from lstlm.spherical.host import Numbers, from_host, to_host
+from lstlm.spherical.host import Numbers, aligned, from_host, product, to_host
 
 LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
+SERIES_UP_TO = 0.14  # ρ: a d×d series of more terms would take longer than Cholesky's factor
 LOOK_CLOSER = 0.9  # where the bound on λmax is below this, no closer look is needed
 
 
@@ -59,7 +60,7 @@ def shrink_inverse(A: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
     if rho > 0.05:  # the trace is no longer good enough
         rho = math.sqrt(float(abs(numbers * numbers.T).sum()))
     if rho < 0.3:
-        return _geometric_series(A, rho), Shrink(rho, min(growth, rho))
+        return _plus_identity(_geometric_series(A, rho)), Shrink(rho, min(growth, rho))
     B = from_host(b, A)
     if b.min() > 0:
         root = B.sqrt()
@@ -77,18 +78,18 @@ def _symmetric(A: Tensor, root: Tensor) -> Tensor:
 
 
 def _geometric_series(A: Tensor, rho: float) -> Tensor:
-    """Return Σ Aⁱ, i ≤ n, where ρⁿ⁺¹ is below the rounding error of the dtype; n is 1, 2, 4, 8, …"""
+    """Return A + … + Aⁿ, where ρⁿ⁺¹ is below the rounding error of the dtype; n is 1, 2, 4, 8, …"""
     negligible = torch.finfo(A.dtype).eps / 4
     total, power, n = A, A, 1  # A + … + Aⁿ, and the power that comes next to double it
     while rho ** (n + 1) > negligible:
         if n == 1:
-            power = A @ A
+            power = product(A, A)
             total = total + power
         else:
-            total = torch.addmm(total, total, power)
-            power = power @ power if rho ** (2 * n + 1) > negligible else power
+            total = torch.addmm(total, total, power, out=aligned(total, *total.shape))
+            power = product(power, power) if rho ** (2 * n + 1) > negligible else power
         n *= 2
-    return _plus_identity(total.clone() if n == 1 else total)
+    return total
 
 
 def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
@@ -109,13 +110,16 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
     rho = float(torch.linalg.matrix_norm(K))
     if not math.isfinite(rho):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
+    if rho < SERIES_UP_TO:
+        series = _geometric_series(K, rho)
+        return lambda M: product(series, M), Shrink(rho, rho)
     if symmetric:
         factor = torch.linalg.cholesky_ex(_identity_minus(K)).L
         if rho > LOOK_CLOSER and not _is_positive(K):
             raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
         inverse = torch.cholesky_inverse(factor)  # a product with it is several times faster than two triangular solves
         _plus_identity(inverse, -1.0)
-        return lambda M: inverse @ M, Shrink(min(rho, 1.0), rho)
+        return lambda M: product(inverse, M), Shrink(min(rho, 1.0), rho)
     if rho > LOOK_CLOSER:
         limit = _limit(eta, float(torch.linalg.eigvals(K.to(torch.float64)).real.max()), K)
         if limit <= eta:

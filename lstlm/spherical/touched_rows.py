@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from lstlm.spherical.host import Numbers, aligned, from_host, rounded, store, to_host
+from lstlm.spherical.host import Numbers, from_host, product, rounded, store, symmetric_product, to_host
 from lstlm.spherical.shrink import Shrink, shrink_inverse, solver_of_shrink
 from lstlm.spherical.state import FactoredState
 
@@ -156,7 +156,7 @@ class LowRank(TouchedRows):
         BH = (H.T * B).T
         C, shrink = shrink_inverse(Hp @ BH.T, b, eta)
         HU_inv = self.products[2 * d + 2 : 3 * d + 2].T if P is None else Hp @ state.U_inv_T.T
-        J = torch.mm(C, HU_inv, out=aligned(H, len(H), d))
+        J = product(C, HU_inv)
 
         # steps: what each row of Q, ω, w̄ changes by, as coefficients of the rows of Hp
         steps, ds = self.products[4 * d + 2 :], 0 if g.ds_host is None else g.ds_host
@@ -177,12 +177,12 @@ class Square(TouchedRows):
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K)."""
         state, d = self.state, self.state.d
-        products = self.H @ state.value[: d + 2].T  # HQ | Hω | Hw̄
+        products = product(self.H, state.value[: d + 2].T)  # HQ | Hω | Hw̄
         self.HQ, self.Hw_bar = products[:, :d], products[:, d + 1]
         self.words, self.place = torch.unique(self.ids, return_inverse=True)
         self.V_u = state.read(self.words)
         self.p_u = self.V_u.new_ones(len(self.words)) if state.p is None else state.p[self.words]
-        self.W_u = (self.V_u @ state.U).addr_(self.p_u, state.omega)
+        self.W_u = product(self.V_u, state.U).addr_(self.p_u, state.omega)
         o = torch.linalg.vecdot(self.W_u[self.place], self.H[:, None])
         return torch.linalg.vecdot(self.H, self.HQ), self.Hw_bar, o
 
@@ -202,11 +202,10 @@ class Square(TouchedRows):
         solve_minus, shrink = solver_of_shrink(K, eta, symmetric=P is None)
         z_step = state.w_bar @ K + eta * pF  # z = w̄ − z_step
 
-        QK, UK = (torch.cat([state.Q, state.U]) @ K).chunk(2)
-        half = QK.mul_(0.5).add_(FTW.T, alpha=eta)
-        half = torch.addmm(half, K.T, torch.sub(0.5 * state.Q, half)).sub_(FTF, alpha=0.5 * eta * eta)
+        half = product(state.Q, K).mul_(0.5).add_(FTW.T, alpha=eta)  # ½QK + ηA
+        half = half.addmm_(K.T, 0.5 * state.Q - half).sub_(FTF, alpha=0.5 * eta * eta)
         half.addr_(state.w_bar - z_step, c).addr_(c, c, alpha=-0.5 * state.p_norm2)
-        U_inv_step = solve_minus(state.U_inv_T.T)  # T⁻¹U⁻¹ − U⁻¹
+        UK, U_inv_step = product(state.U, K), solve_minus(state.U_inv_T.T)  # T⁻¹U⁻¹ − U⁻¹
 
         recent = state.recent
         recent[:d] -= half
@@ -215,7 +214,7 @@ class Square(TouchedRows):
         with state.changing_frame():
             state.U_inv_T.add_(U_inv_step.T)
             state.U.sub_(UK)
-        state.write(self.words, self.V_u.addmm_(self.F, state.U_inv_T.T, alpha=-eta))
+        state.write(self.words, self.V_u.sub_(product(self.F, state.U_inv_T.T), alpha=eta))
         state.commit()
         return shrink
 
@@ -224,10 +223,11 @@ class Square(TouchedRows):
         g = self.gradient
         F = self.F = Hp.new_zeros(len(self.words), Hp.shape[1])
         F.index_add_(0, self.place.reshape(-1), (g.do[..., None] * Hp[:, None]).flatten(0, 1))
-        FTW, FTF = (F.T @ torch.cat([self.W_u, F], 1)).chunk(2, dim=1)
         pF = self.p_u @ F
         c = torch.zeros_like(pF) if g.ds is None else eta * (g.ds @ Hp)
-        return (self.H * (2 * eta * g.dq)[:, None]).T @ Hp, FTW, FTF, pF, c
+        BH = self.H * (2 * eta * g.dq)[:, None]
+        K = symmetric_product(BH, Hp) if Hp is self.H else product(BH.T, Hp)
+        return K, product(F.T, self.W_u), symmetric_product(F, F), pF, c
 
 
 def begin(state: FactoredState, H: Tensor, ids: Tensor) -> LowRank | Square:
