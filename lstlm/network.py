@@ -200,34 +200,39 @@ class HiddenLayers(nn.Sequential):
 
 
 class _HiddenPass(torch.autograd.Function):
-    """All hidden layers at once: three products a layer, activations in place, derivatives from the outputs."""
+    """All hidden layers at once: three products a layer, activations in place, derivatives from the outputs.
+
+    Examples are columns in memory, (units,m): the products are written faster so, and the factored layer, which keeps
+    its minibatch in the same way, neither turns h around nor its gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        outputs = [x]
+        columns = [x.T]
         for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-            y = torch.addmm(a, outputs[-1], A.T)
-            outputs.append(y.tanh_() if activation == "tanh" else y.relu_() if activation == "relu" else y)
+            y = torch.addmm(a[:, None], A, columns[-1])
+            columns.append(y.tanh_() if activation == "tanh" else y.relu_() if activation == "relu" else y)
         ctx.activation = activation
-        ctx.save_for_backward(*outputs, *parameters[::2])
-        return outputs[-1]
+        ctx.save_for_backward(x, *columns[1:], *parameters[::2])
+        return columns[-1].T
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved: tuple[Tensor, ...] = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
         layers = len(saved) // 2
-        outputs, matrices = saved[: layers + 1], saved[layers + 1 :]
+        columns, matrices = [x.T, *saved[:layers]], saved[layers:]
+        g = gradient.T  # of the columns of the layer below, as the loop goes down
         gradients: list[Tensor | None] = []
         for i in reversed(range(layers)):
             if ctx.activation == "tanh":
-                g = torch.ops.aten.tanh_backward(g, outputs[i + 1])
+                g = torch.ops.aten.tanh_backward(g, columns[i + 1])
             elif ctx.activation == "relu":
-                g = torch.ops.aten.threshold_backward(g, outputs[i + 1], 0)
-            gradients += [g.sum(0), g.T @ outputs[i]]
-            if i > 0 or ctx.needs_input_grad[0]:
-                g = g @ matrices[i]
-        return g if ctx.needs_input_grad[0] else None, None, *reversed(gradients)
+                g = torch.ops.aten.threshold_backward(g, columns[i + 1], 0)
+            gradients += [g.sum(1), g @ columns[i].T]
+            if i > 0:
+                g = matrices[i].T @ g
+        return g.T @ matrices[0] if ctx.needs_input_grad[0] else None, None, *reversed(gradients)
 
 
 class Optimisers:
@@ -244,14 +249,15 @@ class Optimisers:
         self.weight_decay = network.config.output.weight_decay
         chosen = config.output_lr
         self.output_lr = output_rate(network.config, network.embedding.vocab) if chosen is None else chosen
-        self.hidden = _hidden_optimiser(list(network.hidden.parameters()), config)
+        self._parameters = list(network.hidden.parameters())
+        self.hidden = _hidden_optimiser(self._parameters, config)
         table = network.embedding.weight
         self.squares = table.new_zeros(len(table)) if config.embedding == "adagrad" else None
 
     def zero(self) -> None:
         """Forget the gradients of the last batch."""
-        if self.hidden is not None:
-            self.hidden.zero_grad(set_to_none=True)
+        for parameter in self._parameters:  # less than a tenth of the time of the optimiser's own zero_grad
+            parameter.grad = None
         self.network.embedding.discard()
         self.network.head.discard()
 

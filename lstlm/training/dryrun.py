@@ -73,11 +73,11 @@ def dry_run(config: Config, corpus: Corpus, device: torch.device, now: Callable[
     warm_up, timed = (_WARM_UP, TIMED_STEPS) if not isinstance(learner, RefitLearner) else (1, 1)
     parameters = count_parameters(learner)
     for _ in range(warm_up):
-        learner.step(1.0)
+        learner.step(1.0, measured=False)
     milliseconds = []
     for _ in range(timed):
         began = now()
-        learner.step(1.0)
+        learner.step(1.0, measured=False)
         milliseconds.append(1e3 * (now() - began))
     step_ms = statistics.median(milliseconds)
     state = tensor_bytes(learner.tensors())
