@@ -70,7 +70,11 @@ class Learner:
         self.seconds_before = 0.0  # spent by an earlier run on what this one found ready
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
         self.grad_norm: float | None = None  # of the output weights, at the last measured step
+        # what the spherical layers have and the softmaxes lack
         self._expect: Callable[[Tensor], None] | None = getattr(self.network.output, "expect", None)
+        self._value_and_grad: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
+            self.network.output, "value_and_grad", None
+        )
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
 
     def step(self, lr_scale: float, *, measured: bool = True) -> Step:
@@ -91,12 +95,10 @@ class Learner:
         self.optimisers.zero()
         hidden = self.network.encode(context)
         self.clock.lap("hidden_forward")
-        loss = self._mean(self.network.output(hidden, ids, values))
+        loss, gradient = self.differentiate(hidden, ids, values)
         self.clock.lap("output")
-        if hidden.requires_grad:
-            hidden.retain_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        value = self._finite(loss, hidden.grad)
+        hidden.backward(gradient)  # type: ignore[no-untyped-call]
+        value = self._finite(loss, gradient)
         self.clock.lap("backward")
         if measured:
             read = getattr(self.network.output, "grad_norm", None)
@@ -106,6 +108,17 @@ class Learner:
         self.clock.lap("update", of_which={"stabilise": 1e-3 * getattr(self.network.output, "last_stabilise_ms", 0.0)})
         self._batch = None
         return Step(value, self._examples_of(batch))
+
+    def differentiate(self, hidden: Tensor, ids: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the mean loss and its gradient to the hidden layer (m,hidden)."""
+        if self._value_and_grad is not None:
+            losses, gradient = self._value_and_grad(hidden, ids, values)
+            return self._mean(losses), gradient
+        leaf = hidden.detach().requires_grad_()
+        loss = self._mean(self.network.output(leaf, ids, values))
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return loss, leaf.grad
 
     def _mean(self, losses: Tensor) -> Tensor:
         """Return the mean loss of the minibatch."""

@@ -233,6 +233,23 @@ def test_learn_forgets_a_backward_pass_that_was_not_followed_by_an_update() -> N
     assert_same_weights(layer, dense.W)
 
 
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
+def test_value_and_grad_leaves_what_backward_leaves(kind: type, m: int) -> None:
+    """It changes no weight; the norm of the gradient and one update for it and a backward() are as without it."""
+    W = random_weight(D, d)
+    layer, other, batches = Layer(W, "z", kind), Layer(W, "z", kind), [make_batch(step, D, d, m) for step in (0, 1)]
+    got = layer.head.value_and_grad(batches[0].H[:, :-1], batches[0].ids, batches[0].values, batches[0].weight)
+    assert_same_step(got, other.backward(batches[0]))
+    assert torch.equal(layer.weight(), other.weight())
+    assert layer.head.grad_norm() == pytest.approx(other.head.grad_norm(), rel=1e-12)
+    assert_same_step(layer.backward(batches[1]), other.backward(batches[1]))
+    for each in (layer, other):
+        each.head.update(0.3)
+    torch.testing.assert_close(layer.weight(), other.weight(), **EXACT)
+    assert not torch.equal(layer.weight(), W)
+
+
 def test_what_learn_returns_is_of_use_to_autograd_and_in_place() -> None:
     layer = Layer(random_weight(D, d), "z")
     below = torch.randn(d - 1, d - 1, dtype=torch.float64, requires_grad=True)
