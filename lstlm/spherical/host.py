@@ -1,9 +1,9 @@
 """How numbers lie in memory, which decides how fast a step is.
 
 The few numbers of each example (q, s, the target outputs, their derivatives) are numpy arrays.
-
 A minibatch has some hundreds of them. An operation on so few costs far more to launch on a tensor than to compute;
 numpy launches it in a fraction of that, and the tensor that numbers come from or go to shares their memory on the CPU.
+Large products go into rows that start at cache lines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CACHE_LINE_BYTES = 64
+LINE_NUMBERS = 16  # float32 in a cache line; float64 has two lines, so that converting a layer keeps its shapes
 Numbers = NDArray[Any]  # of float32 or float64
 _DTYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -56,7 +57,7 @@ def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
     A product is written into such memory up to a third faster than into rows of 300 floats, half of which start
     in the middle of what the processor writes at once.
     """
-    return like.new_empty(rows, aligned_width(columns, like))[:, :columns]
+    return like.new_empty(rows, aligned_width(columns))[:, :columns]
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
@@ -73,7 +74,6 @@ def symmetric_product(A: Tensor, B: Tensor) -> Tensor:
     return C
 
 
-def aligned_width(columns: int, like: Tensor) -> int:
+def aligned_width(columns: int) -> int:
     """Return how many columns to keep room for, so that every row starts at a cache line."""
-    line = CACHE_LINE_BYTES // like.element_size()
-    return -(-columns // line) * line
+    return -(-columns // LINE_NUMBERS) * LINE_NUMBERS

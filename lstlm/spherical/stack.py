@@ -54,11 +54,8 @@ class Parts:
         self.value, self.Q, self.omega, self.w_bar = table[: 3 * d + 2], table[:d], table[d], table[d + 1]
         self.U_inv_T, self.U = table[d + 2 : 2 * d + 2], table[2 * d + 2 : 3 * d + 2]
         self.recent, self.U_and_recent = table[3 * d + 2 :], table[2 * d + 2 :]
-        self.gram_numbers, self.recent_numbers, self.base_numbers = (
-            numbers[: d + 2],
-            numbers[3 * d + 2 :],
-            handy(base),
-        )
+        self.gram_numbers, self.recent_numbers = numbers[: d + 2], numbers[3 * d + 2 :]
+        self.base_numbers = handy(base)
         # of U⁻ᵀ and U, (2,d), and what they are apart from 1
         self.diagonals = numbers[d + 2 : 3 * d + 2].reshape(2, d * width)[:, :: width + 1]
         self.deviation_numbers = handy(deviation)
@@ -78,7 +75,7 @@ class Stack(nn.Module):
         self.d = d
         exact = torch.zeros(d + 2, d, dtype=torch.float64, device=like.device)
         self.register_buffer("exact", exact)
-        width = aligned_width(d, like)
+        width = aligned_width(d)
         self.register_buffer("base", like.new_zeros(d + 2, width), persistent=False)  # exact, rounded
         self.register_buffer("table", like.new_zeros(4 * d + 4, width))
         self.register_buffer("deviation", like.new_zeros(2, d))  # of the diagonals of U⁻ᵀ and U from 1

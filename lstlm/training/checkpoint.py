@@ -25,7 +25,7 @@ import torch
 from lstlm.errors import CheckpointError, LstlmError
 from lstlm.training.files import HashingWriter, fsync_folder, link_atomic, sha256_of
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 _PREFIX = "step-"
 _TEMPORARY = ".writing-"

@@ -92,6 +92,15 @@ def test_to_another_dtype_and_back() -> None:
     torch.testing.assert_close(layer.parts()["Q"], Q, rtol=1e-5, atol=1e-5 * float(Q.abs().max()))
 
 
+def test_a_converted_layer_is_loaded_by_one_that_was_made_so() -> None:
+    layer = trained(torch.float32)
+    fresh = SphericalOutput(d - 1, D, dtype=torch.float64)
+    fresh.load_state_dict(layer.head.double().state_dict())
+    torch.testing.assert_close(fresh.weight(), layer.head.weight(), rtol=1e-12, atol=1e-12)
+    Q = fresh.state.materialise().T @ fresh.state.materialise()
+    torch.testing.assert_close(fresh.state.Q, Q, rtol=1e-5, atol=1e-5 * float(Q.abs().max()))
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_vocabulary_grows_and_shrinks_exactly(method: str, loss: str) -> None:
