@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # Sourced by scripts/test and scripts/demo, after they have changed to the project's root.
-# Makes .venv when it is missing, installs when pyproject.toml or constraints.txt changed, and puts .venv first on PATH.
+# Makes .venv when it is missing, installs when what it would install changed, and puts .venv first on PATH.
 
 find_python() {
     for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11; do
@@ -20,7 +20,7 @@ set_up() {
         "$python" -m venv .venv
     fi
     # The path belongs to the stamp: an environment that was moved or copied is installed again.
-    stamp=$({ pwd; cat pyproject.toml constraints.txt; } | cksum)
+    stamp=$({ pwd; cat pyproject.toml constraints.txt lstlm/spherical/kernel.c; } | cksum)
     if [ "$(cat .venv/lstlm-stamp 2>/dev/null)" != "$stamp" ]; then
         echo "installing lstlm and what it needs into .venv (once; this downloads PyTorch)" >&2
         .venv/bin/python -m pip install --quiet -c constraints.txt -e '.[test,plot,demo]'

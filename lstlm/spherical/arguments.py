@@ -18,12 +18,12 @@ R = TypeVar("R")
 
 
 def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
-    """Return target_ids (m,) or (m,K) as int64 (m,K)."""
+    """Return target_ids (m,) or (m,K) as int64 (m,K), one after the other in memory."""
     if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
         raise ConfigError(f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d")
     if len(target_ids) != m or target_ids.numel() == 0:
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
-    ids = target_ids.reshape(m, -1).to(torch.int64)
+    ids = target_ids.reshape(m, -1).to(torch.int64).contiguous()
     numbers = to_host(ids)
     if numbers.view(np.uint64).max() >= vocab:  # a negative id is a large one, unsigned
         wrong = numbers.min() if numbers.min() < 0 else numbers.max()

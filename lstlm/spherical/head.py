@@ -48,11 +48,11 @@ class SphericalHead(SphericalReader):
         `h.backward(gradient)` goes on to the layers below.
         """
         ids, values = self._check(h, target_ids, target_values, weight)
-        with torch.inference_mode():  # its tensors, which are cheaper, are of no use outside: hence the copies
+        with torch.no_grad():
             pending = self._forward(h, ids, values)
             m = len(pending.step.ids)
             gradient = self._backward(pending, np.full(m, 1 / m) if weight is None else self._upstream(weight))
-        return self._own(from_host(pending.partials.value, h)), gradient.clone()
+        return self._own(from_host(pending.partials.value, h)), gradient
 
     def learn(
         self,
@@ -97,7 +97,7 @@ class SphericalHead(SphericalReader):
 
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
-        q, s, o = (to_host(x).astype(np.float64) for x in step.outputs())
+        q, s, o = (np.asarray(to_host(x), dtype=np.float64) for x in step.outputs())
         state = step.state
         p = None if state.p is None else to_host(state.p[step.ids]).astype(np.float64)
         partials = self.loss.tilted(q, s, o, to_host(values), state.p_norm2, p)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, without_autocast
+from lstlm.spherical.compiled import begin
 from lstlm.spherical.dense import DenseState
 from lstlm.spherical.host import handy
 from lstlm.spherical.losses import SphericalLoss, ZLoss
+from lstlm.spherical.native import kernel_for
 from lstlm.spherical.pending import Step
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.sweep import Sweep, ranks_of, top_of
-from lstlm.spherical.touched_rows import begin
 
 TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
 
@@ -52,7 +53,8 @@ class SphericalReader(nn.Module):
 
     # ---- a minibatch ---------------------------------------------------------------------------------------------
     def _begin(self, H: Tensor, ids: Tensor) -> Step:
-        return begin(state, H, ids) if isinstance(state := self.state, FactoredState) else state.begin(H, ids)
+        state = self.state
+        return begin(state, H, ids, kernel_for(H)) if isinstance(state, FactoredState) else state.begin(H, ids)
 
     def _with_bias(self, h: Tensor) -> Tensor:
         """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""

@@ -20,7 +20,9 @@ from lstlm.errors import NumericsError
 from lstlm.spherical.host import Numbers, aligned, from_host, product, to_host
 
 LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
-SERIES_UP_TO = 0.14  # ρ: a d×d series of more terms would take longer than Cholesky's factor
+SERIES_UP_TO = 0.3  # ρ: an m×m series of more terms would take longer than LAPACK
+SQUARE_SERIES_UP_TO = 0.14  # ρ: a d×d series of more terms would take longer than Cholesky's factor
+TRACE_UP_TO = 0.05  # as the bound on λmax: above it a closer one pays
 LOOK_CLOSER = 0.9  # where the bound on λmax is below this, no closer look is needed
 
 
@@ -52,15 +54,24 @@ def shrink_inverse(A: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
     """
     numbers = to_host(A)
     weighted = numbers.diagonal()
-    total = float(abs(weighted).sum())
-    if not math.isfinite(total):
+    bounds = bounds_on_shrink(float(abs(weighted).sum()), float(weighted.sum()), lambda: abs(numbers * numbers.T).sum())
+    if bounds.shrink < SERIES_UP_TO:
+        return _plus_identity(_geometric_series(A, terms_needed(bounds.shrink, A.dtype))), bounds
+    return inverse_by_lapack(A, b, eta, bounds)
+
+
+def bounds_on_shrink(absolute: float, trace: float, squares: Callable[[], float]) -> Shrink:
+    """Return the bounds on T, given the traces of |A| and A and, where it is asked for, Σ |A_ij A_ji|."""
+    if not math.isfinite(absolute):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
-    growth = (total - float(weighted.sum())) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
-    rho = total
-    if rho > 0.05:  # the trace is no longer good enough
-        rho = math.sqrt(float(abs(numbers * numbers.T).sum()))
-    if rho < 0.3:
-        return _plus_identity(_geometric_series(A, rho)), Shrink(rho, min(growth, rho))
+    growth = (absolute - trace) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
+    rho = absolute if absolute <= TRACE_UP_TO else math.sqrt(squares())
+    return Shrink(rho, min(growth, rho))
+
+
+def inverse_by_lapack(A: Tensor, b: Numbers, eta: float, bounds: Shrink) -> tuple[Tensor, Shrink]:
+    """Return (I − A)⁻¹ (m,m) and better bounds on T, or raise where η is too large. A, b as in `shrink_inverse`."""
+    rho, growth = bounds
     B = from_host(b, A)
     if b.min() > 0:
         root = B.sqrt()
@@ -69,7 +80,7 @@ def shrink_inverse(A: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
         if rho > LOOK_CLOSER and not _is_positive(S):
             raise LearningRateTooLarge(eta, _limit(eta, _largest(A), S))
         return torch.cholesky_inverse(factor).mul_(root).div_(root[:, None]), Shrink(min(rho, 1.0), 0.0)
-    return _inverse_of_mixed_signs(A, B, eta), Shrink(min(rho, 1.0), min(growth, rho))
+    return _inverse_of_mixed_signs(A, B, eta), Shrink(min(rho, 1.0), growth)
 
 
 def _symmetric(A: Tensor, root: Tensor) -> Tensor:
@@ -77,17 +88,24 @@ def _symmetric(A: Tensor, root: Tensor) -> Tensor:
     return root[:, None] * A * torch.where(root > 0, 1 / root, 0)
 
 
-def _geometric_series(A: Tensor, rho: float) -> Tensor:
-    """Return A + … + Aⁿ, where ρⁿ⁺¹ is below the rounding error of the dtype; n is 1, 2, 4, 8, …"""
-    negligible = torch.finfo(A.dtype).eps / 4
-    total, power, n = A, A, 1  # A + … + Aⁿ, and the power that comes next to double it
+def terms_needed(rho: float, dtype: torch.dtype) -> int:
+    """Return n, one of 1, 2, 4, 8, …, for which ρⁿ⁺¹ is below the rounding error of the dtype."""
+    negligible, n = torch.finfo(dtype).eps / 4, 1
     while rho ** (n + 1) > negligible:
+        n *= 2
+    return n
+
+
+def _geometric_series(A: Tensor, terms: int) -> Tensor:
+    """Return A + … + Aⁿ for n = `terms`, a power of 2."""
+    total, power, n = A, A, 1  # A + … + Aⁿ, and the power that comes next to double it
+    while n < terms:
         if n == 1:
             power = product(A, A)
             total = total + power
         else:
             total = torch.addmm(total, total, power, out=aligned(total, *total.shape))
-            power = product(power, power) if rho ** (2 * n + 1) > negligible else power
+            power = product(power, power) if 2 * n < terms else power
         n *= 2
     return total
 
@@ -110,8 +128,8 @@ def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callabl
     rho = float(torch.linalg.matrix_norm(K))
     if not math.isfinite(rho):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
-    if rho < SERIES_UP_TO:
-        series = _geometric_series(K, rho)
+    if rho < SQUARE_SERIES_UP_TO:
+        series = _geometric_series(K, terms_needed(rho, K.dtype))
         return lambda M: product(series, M), Shrink(rho, rho)
     if symmetric:
         factor = torch.linalg.cholesky_ex(_identity_minus(K)).L

@@ -135,6 +135,10 @@ class Stack(nn.Module):
     def commit(self) -> None:
         """Make Q, ω, w̄ = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
         self._add_up()
+        self.count_update()
+
+    def count_update(self) -> None:
+        """Note that an update has been added up; now and then, fold it with those before it."""
         counters = self.counters
         counters.version += 1
         counters.since_fold += 1
@@ -262,6 +266,7 @@ class Stack(nn.Module):
         self.exact = exact.to(self.table.device)
         self._bind()
         self._rebase()
+        self.counters.version += 1  # a minibatch on its way knows the buffers as they were
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -117,8 +117,7 @@ class LowRank(TouchedRows):
         # rows: Xᵀ, then as in state.table, those of `recent` for later: what multiplies H to give the state's change
         self.products = products = self.H.new_empty(d + len(state.table), m)
         torch.mm(state.value, self.H.T, out=products[d : 4 * d + 2])
-        self.X, self.HQ = products[:d].T, products[d : 2 * d].T
-        self.H_omega, self.Hw_bar = products[2 * d], products[2 * d + 1]
+        self._name_products()
         self.rows = state.read(self.ids.reshape(-1)).view(*self.ids.shape, d)
         if self.ids.shape[1] == 1:
             self._times_U(self.rows[:, 0], self.p)
@@ -127,6 +126,11 @@ class LowRank(TouchedRows):
         o = torch.linalg.vecdot(self.rows, products[3 * d + 2 : 4 * d + 2].T[:, None])
         o += self.H_omega[:, None] if self.p is None else self.H_omega[:, None] * self.p
         return (self.H * self.HQ).sum(1), self.Hw_bar, o
+
+    def _name_products(self) -> None:
+        products, d = self.products, self.state.d
+        self.X, self.HQ = products[:d].T, products[d : 2 * d].T
+        self.H_omega, self.Hw_bar = products[2 * d], products[2 * d + 1]
 
     def _times_U(self, rows: Tensor, p: Tensor | None) -> None:
         """X ← rows U + p ω  (m,d); p (m,1), ones where None."""
@@ -228,8 +232,3 @@ class Square(TouchedRows):
         BH = self.H * (2 * eta * g.dq)[:, None]
         K = symmetric_product(BH, Hp) if Hp is self.H else product(BH.T, Hp)
         return K, product(F.T, self.W_u), symmetric_product(F, F), pF, c
-
-
-def begin(state: FactoredState, H: Tensor, ids: Tensor) -> LowRank | Square:
-    """Choose the cheaper form for H (m,d) and target ids (m,K)."""
-    return (LowRank if len(H) <= LOW_RANK_UP_TO * state.d else Square)(state, H, ids)

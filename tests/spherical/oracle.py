@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lstlm.spherical import CustomLoss, SphericalLoss, SphericalOutput, make_loss
+from lstlm.spherical.compiled import begin
 from lstlm.spherical.paper import PaperState, minibatch_spherical, minibatch_squared_error, online_squared_error
 from lstlm.spherical.state import FactoredState
+from lstlm.spherical.touched_rows import LowRank, Square
 
 A, B, EPSILON = 0.7, 3.0, 0.05
 LOSSES = ["squared", "spherical", "taylor", "z", "custom"]
@@ -133,6 +135,13 @@ class Paper:
 
     def parts(self) -> dict[str, Tensor]:
         return {name: getattr(self.state, name) for name in ("Q", "w_bar", "U", "U_inv_T")}
+
+
+class Interpreted(SphericalOutput):
+    """The layer where nothing was compiled."""
+
+    def _begin(self, H: Tensor, ids: Tensor) -> LowRank | Square:
+        return begin(self.state, H, ids, kernel=None)
 
 
 class Layer:

@@ -18,6 +18,7 @@ from tests.spherical.oracle import (
     RATE,
     Batch,
     Dense,
+    Interpreted,
     Layer,
     Paper,
     assert_same_step,
@@ -34,6 +35,7 @@ SUBJECTS: dict[str, Make] = {
     "paper-minibatch": partial(Paper, algorithm="minibatch"),
     "paper-online": partial(Paper, algorithm="online"),
     "touched_rows": partial(Layer, stabilise="none"),  # with repairs: test_stabilise and test_lazy
+    "interpreted": partial(Layer, kind=Interpreted, stabilise="none"),
     "naive": partial(Layer, kind=DenseSphericalOutput),
     "blocked": partial(Layer, kind=DenseSphericalOutput, blocked=True),
 }
@@ -71,6 +73,8 @@ def applies(subject: str, case: Case) -> bool:
     """Algorithms 2 and 3 are for squared error, 2 for one example; the naive layers need no more than a few shapes."""
     if subject in ("naive", "blocked"):
         return case.m in (4, 17) and case.start == "random"
+    if subject == "interpreted":
+        return case.K == 1 and case.m <= d  # elsewhere nothing is compiled
     return not subject.startswith("paper-") or (case.loss == "squared" and (subject[6:] == "minibatch" or case.m == 1))
 
 

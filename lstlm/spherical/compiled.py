@@ -1,0 +1,118 @@
+"""`CompiledLowRank`: the LowRank step in six calls of compiled code, `kernel.c`, where that was built.
+
+Between its products a step has some fifty small operations. After each product they find the caches cold, and the
+interpreter with them, so that they cost more than their arithmetic does; in compiled code they cost next to nothing.
+Everything else (K > 1, a preconditioner, other devices, large minibatches)
+is `touched_rows.py`, which is also what the kernel is tested against.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from lstlm.spherical.host import aligned_width
+from lstlm.spherical.native import Kernel
+from lstlm.spherical.shrink import SERIES_UP_TO, Shrink, bounds_on_shrink, inverse_by_lapack, terms_needed
+from lstlm.spherical.state import FactoredState
+from lstlm.spherical.touched_rows import LOW_RANK_UP_TO, Gradient, LowRank, Square
+
+_POINTERS = "table base deviation V ids HT p rows products outputs dq ds do grad_H A N C J change"
+
+
+class _Step(ctypes.Structure):
+    """`Step` of kernel.c, field by field."""
+
+    _fields_ = (
+        ("gemm", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("d", "m", "width")),
+        *((name, ctypes.c_void_p) for name in _POINTERS.split()),
+        *((name, ctypes.c_double) for name in ("eta", "p_norm2")),
+    )
+
+
+class CompiledLowRank(LowRank):
+    """The form for m below d and one target an example, on the CPU."""
+
+    def __init__(self, state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel) -> None:
+        super().__init__(state, H, ids)
+        self.kernel = kernel
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,1), in float64."""
+        state, H, m, d = self.state, self.H, len(self.H), self.state.d
+        self.HT = HT = H.T.contiguous()
+        self.p = None if self.p is None else self.p.contiguous()
+        self.products = H.new_empty(5 * d + 4, m)
+        found = torch.empty(3, m, dtype=torch.float64)
+        self.step = step = _Step(
+            gemm=self.kernel.gemm,
+            d=d,
+            m=m,
+            width=aligned_width(d),
+            table=state.table.data_ptr(),
+            base=state.base.data_ptr(),
+            deviation=state.deviation.data_ptr(),
+            V=state.V.data_ptr(),
+            ids=self.ids.data_ptr(),
+            HT=HT.data_ptr(),
+            p=None if self.p is None else self.p.data_ptr(),
+            products=self.products.data_ptr(),
+            outputs=found.data_ptr(),
+        )
+        self.kernel.read(ctypes.byref(step))
+        self.rows = state.read(self.ids.reshape(-1))[:, None]
+        step.rows = self.rows.data_ptr()
+        self.kernel.outputs(ctypes.byref(step))
+        q, s, o = found
+        return q, s, o[:, None]
+
+    def backward(self, gradient: Gradient) -> Tensor:
+        """Return ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄  (m,d)."""
+        self.gradient, step = gradient, self.step
+        grad_HT = torch.empty_like(self.HT)
+        step.dq, step.do, step.grad_H = gradient.dq.data_ptr(), gradient.do.data_ptr(), grad_HT.data_ptr()
+        step.ds = None if gradient.ds is None else gradient.ds.data_ptr()
+        self.kernel.backward(ctypes.byref(step))
+        self.grad_H = grad_HT.T
+        return self.grad_H
+
+    def update(self, eta: float, P: Tensor | None = None) -> Shrink:
+        """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
+        if P is not None:
+            self._name_products()
+            return super().update(eta, P)
+        state, H, step, kernel, (m, d) = self.state, self.H, self.step, self.kernel, self.H.shape
+        A, _, C = squares = H.new_empty(3, m, m)
+        J, change = H.new_empty(m, step.width), H.new_empty(m, d)
+        step.A, step.N, step.C = (square.data_ptr() for square in squares)
+        step.J, step.change = J.data_ptr(), change.data_ptr()
+        step.eta, step.p_norm2 = eta, state.p_norm2
+        sums = (ctypes.c_double * 3)()
+        kernel.shrinking(ctypes.byref(step), sums)
+        shrink = bounds_on_shrink(sums[0], sums[1], lambda: sums[2])
+        if shrink.shrink < SERIES_UP_TO:
+            kernel.series(ctypes.byref(step), terms_needed(shrink.shrink, A.dtype))
+        else:
+            inverse, shrink = inverse_by_lapack(A, 2 * eta * self.gradient.dq_host, eta, shrink)
+            C.copy_(inverse)
+        kernel.update(ctypes.byref(step))
+        state.add_to_rows(self.ids.reshape(-1), self.rows[:, 0], change)  # V − η YᵀJ
+        state.count_update()
+        return shrink
+
+    def grad_norm(self) -> float:
+        """Return ‖∇W‖_F. O(m²d)."""
+        self._name_products()
+        return super().grad_norm()
+
+
+def begin(state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel | None) -> LowRank | Square:
+    """Choose the cheapest form for H (m,d) and target ids (m,K); `kernel` is the compiled code, where there is any."""
+    if len(H) > LOW_RANK_UP_TO * state.d:
+        return Square(state, H, ids)
+    if kernel is not None and ids.shape[1] == 1:
+        return CompiledLowRank(state, H, ids, kernel)
+    return LowRank(state, H, ids)
