@@ -13,60 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, output_rate
+from lstlm.config import Config, DataConfig, OptimConfig, output_rate
 from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
 from lstlm.errors import CheckpointError, ConfigError, DataError
+from lstlm.layers import HiddenLayers, SparseEmbedding
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
+from lstlm.spherical.rows import adagrad_rows, add_rows
 
-# the gain of each activation: it keeps the variance of a layer's output near that of its input
-_GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
 _EMBEDDING_STD = 0.1
-
-
-class SparseEmbedding(nn.Module):
-    """A table (D,size) read by row; what backward says about the rows read waits in `gradient`. O(m·n·size) a step."""
-
-    weight: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weight", weight)
-        self._ids: Tensor | None = None
-        self._rows: Tensor | None = None
-
-    def forward(self, context: Tensor) -> Tensor:
-        """Return the rows (m,n,size) of context (m,n).  In training mode they are a leaf whose gradient is kept."""
-        ids = context.reshape(-1)
-        rows = self.weight.index_select(0, ids)
-        if self.training and torch.is_grad_enabled():
-            self._ids, self._rows = ids, rows.requires_grad_()
-        return rows.view(*context.shape, -1)
-
-    def gradient(self) -> tuple[Tensor, Tensor]:
-        """Return (ids (mn,), gradient of the rows read (mn,size)) of the last backward; an id may occur twice."""
-        if self._ids is None or self._rows is None or self._rows.grad is None:
-            raise ConfigError("embedding: step without a backward before it; run forward, backward, step in turn")
-        return self._ids, self._rows.grad
-
-    def discard(self) -> None:
-        """Forget the last batch."""
-        self._ids = self._rows = None
-
-    @property
-    def vocab(self) -> int:
-        """The number of words D."""
-        return len(self.weight)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Return rows by id (k,size), a copy."""
-        return self.weight.index_select(0, ids)
-
-    def table(self) -> Tensor:
-        """Return the table (D,size) itself."""
-        return self.weight
 
 
 class Network(nn.Module):
@@ -86,15 +42,18 @@ class Network(nn.Module):
         """Make the network that `config` describes for words with these counts (D,); with `ranks`, this rank's part."""
         super().__init__()
         self.config = config
-        self.combine = config.model.combine
+        self.combine = combine = config.model.combine
         self.context_width = context_width(config.data)
         dtype: torch.dtype = getattr(torch, config.train.dtype)
         size = config.model.embedding
         like = torch.empty(0, size, dtype=dtype, device=device)
         kept = range(len(counts)) if ranks is None else range(ranks.rank, len(counts), ranks.world)
         table = uniform_rows(len(counts), size, _EMBEDDING_STD, like, generator, kept)
-        self.embedding = SparseEmbedding(table) if ranks is None else ShardedEmbedding(table, len(counts), ranks)
-        combined = size * self.context_width if self.combine == "concat" else size
+        if ranks is None:
+            self.embedding: SparseEmbedding | ShardedEmbedding = SparseEmbedding(table, combine)
+        else:
+            self.embedding = ShardedEmbedding(table, combine, len(counts), ranks)
+        combined = size * self.context_width if combine == "concat" else size
         self.hidden = HiddenLayers(combined, config.model, table, generator)
         last = config.model.hidden[-1] if config.model.hidden else combined
         self.sides = 2 if config.data.context_kind == "cooccurrence" else 1
@@ -115,12 +74,7 @@ class Network(nn.Module):
     def encode(self, context: Tensor) -> Tensor:
         """Return h (m,hidden) of context (m,n) word ids."""
         self._check_context(context)
-        rows = self.embedding(context)
-        if self.combine == "concat":
-            x = rows.flatten(1)
-        else:
-            x = rows.sum(1) if self.combine == "sum" else rows.mean(1)
-        h: Tensor = self.hidden(x)
+        h: Tensor = self.hidden(self.embedding(context))
         return h
 
     def forward(
@@ -168,81 +122,8 @@ def context_width(data: DataConfig) -> int:
     return data.context if data.context_kind in ("previous", "window") else 1
 
 
-class HiddenLayers(nn.Sequential):
-    """x ↦ f(A x + a) for each layer in turn, f one of tanh, relu, identity; no layers at all for no sizes.
-
-    It holds plain `nn.Linear`s; forward and backward are written out because autograd's own spend a tenth of
-    the time on passes that three products a layer do not need.
-    """
-
-    def __init__(self, inputs: int, config: ModelConfig, like: Tensor, generator: torch.Generator | None) -> None:
-        self.activation = config.activation
-        layers: list[nn.Module] = []
-        for outputs in config.hidden:
-            # skip_init: nn.Linear would draw from the global generator
-            linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-                nn.Linear, inputs, outputs, dtype=like.dtype, device=like.device
-            )
-            limit = _GAINS[config.activation] * (3.0 / inputs) ** 0.5
-            with torch.no_grad():
-                linear.weight.uniform_(-limit, limit, generator=generator)
-                linear.bias.zero_()
-            layers.append(linear)
-            inputs = outputs
-        super().__init__(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return h (m,hidden) of x (m,inputs)."""
-        if len(self) == 0:
-            return x
-        h: Tensor = _HiddenPass.apply(x, self.activation, *self.parameters())  # type: ignore[no-untyped-call]
-        return h
-
-
-class _HiddenPass(torch.autograd.Function):
-    """All hidden layers at once: three products a layer, activations in place, derivatives from the outputs.
-
-    Examples are columns in memory, (units,m): the products are written faster so, and the factored layer, which keeps
-    its minibatch in the same way, neither turns h around nor its gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        columns = [x.T]
-        for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-            y = torch.addmm(a[:, None], A, columns[-1])
-            columns.append(y.tanh_() if activation == "tanh" else y.relu_() if activation == "relu" else y)
-        ctx.activation = activation
-        ctx.save_for_backward(x, *columns[1:], *parameters[::2])
-        return columns[-1].T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, *saved = ctx.saved_tensors
-        layers = len(saved) // 2
-        columns, matrices = [x.T, *saved[:layers]], saved[layers:]
-        g = gradient.T  # of the columns of the layer below, as the loop goes down
-        gradients: list[Tensor | None] = []
-        for i in reversed(range(layers)):
-            if ctx.activation == "tanh":
-                g = torch.ops.aten.tanh_backward(g, columns[i + 1])
-            elif ctx.activation == "relu":
-                g = torch.ops.aten.threshold_backward(g, columns[i + 1], 0)
-            gradients += [g.sum(1), g @ columns[i].T]
-            if i > 0:
-                g = matrices[i].T @ g
-        return g.T @ matrices[0] if ctx.needs_input_grad[0] else None, None, *reversed(gradients)
-
-
 class Optimisers:
-    """One step of everything: the output layer by its own SGD, the hidden layers by torch.optim, E row by row.
-
-    Row-wise Adagrad keeps one number a word: s_w += mean(g_w²), E_w −= lr·g_w/(√s_w + 1e-10), for the summed
-    gradient g_w of each word w of the batch.
-    """
-
-    _EPS = 1e-10
+    """One step of everything: the output layer by its own SGD, the hidden layers by torch.optim, E row by row."""
 
     def __init__(self, network: Network, config: OptimConfig) -> None:
         self.network, self.config = network, config
@@ -282,18 +163,10 @@ class Optimisers:
     def step_embedding(self, lr_scale: float = 1.0) -> None:
         """Update the rows of the embedding table that the batch read. O(m·n·size), free of the vocabulary."""
         embedding, lr = self.network.embedding, self.config.embedding_lr * lr_scale
-        ids, gradient = embedding.gradient()
         if self.squares is None:
-            # index_add_, not weight[ids] -= …: a word that occurs twice must count twice
-            embedding.weight.index_add_(0, ids, gradient, alpha=-lr)
+            add_rows(embedding.weight, embedding.gradient(), -lr)
         else:
-            words, where = torch.unique(ids, return_inverse=True)
-            summed = gradient.new_zeros(len(words), gradient.shape[1]).index_add_(0, where, gradient)
-            mean_square = torch.linalg.vector_norm(summed, dim=1).square_().div_(gradient.shape[1])
-            squares = self.squares.index_select(0, words).add_(mean_square)
-            self.squares.index_copy_(0, words, squares)
-            summed.mul_(squares.sqrt_().add_(self._EPS).reciprocal_()[:, None])
-            embedding.weight.index_add_(0, words, summed, alpha=-lr)
+            adagrad_rows(embedding.weight, self.squares, embedding.gradient(), lr)
         embedding.discard()
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "verification": FOUNDATION | {"spherical"},
     "outputs": FOUNDATION | {"config", "spherical"},
     "distributed": FOUNDATION | {"config", "spherical", "outputs"},
-    "network": FOUNDATION | {"config", "spherical", "outputs", "distributed"},
+    "layers": FOUNDATION | {"config", "spherical"},
+    "network": FOUNDATION | {"config", "spherical", "outputs", "distributed", "layers"},
     "vectors": FOUNDATION | {"config", "spherical", "outputs", "network"},
     "evaluation": FOUNDATION | {"config", "data", "spherical", "outputs", "network", "vectors"},
 }

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import check_enough_words, join_rows, rows_of_rank
 from lstlm.errors import ConfigError
+from lstlm.spherical.rows import RowValues
 
 
 class ShardedEmbedding(nn.Module):
@@ -19,27 +20,30 @@ class ShardedEmbedding(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, weight: Tensor, vocab: int, ranks: Ranks) -> None:
+    def __init__(self, weight: Tensor, combine: str, vocab: int, ranks: Ranks) -> None:
         super().__init__()
         check_enough_words(vocab, ranks.world)
         self.register_buffer("weight", weight)
-        self.vocab, self.ranks = vocab, ranks
+        self.combine, self.vocab, self.ranks = combine, vocab, ranks
         self._request: _Request | None = None
         self._rows: Tensor | None = None
 
     def forward(self, context: Tensor) -> Tensor:
-        """Return the rows (m,n,size) of this rank's context (m,n). Collective; the result is this rank's own."""
+        """Return the combined rows of this rank's context (m,n). Collective; the result is this rank's own."""
         request = _Request(context.reshape(-1), self.vocab, self.ranks)
         rows = request.fetch(self.weight)
         if self.training and torch.is_grad_enabled():
             self._request, self._rows = request, rows.requires_grad_()
-        return rows.view(*context.shape, -1)
+        rows = rows.view(*context.shape, -1)
+        if self.combine == "concat":
+            return rows.flatten(1)
+        return rows.sum(1) if self.combine == "sum" else rows.mean(1)
 
-    def gradient(self) -> tuple[Tensor, Tensor]:
-        """Return (places (k,), gradients (k,size)) of the rows here that any rank read; a place may occur twice."""
+    def gradient(self) -> RowValues:
+        """Return the gradients of the rows here that any rank read, by their places; a place may occur twice."""
         if self._request is None or self._rows is None or self._rows.grad is None:
             raise ConfigError("embedding: step without a backward before it; run forward, backward, step in turn")
-        return self._request.wanted, self._request.give_back(self._rows.grad)
+        return RowValues(self._request.wanted, self._request.give_back(self._rows.grad))
 
     def discard(self) -> None:
         """Forget the last batch."""

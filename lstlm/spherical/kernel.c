@@ -23,7 +23,7 @@
 #define PREFETCH(address) ((void)0)
 #endif
 
-enum { AHEAD = 4, LINE = 64 }; /* rows to fetch in advance: each is a wait for memory; bytes in a cache line */
+enum { AHEAD = 4, LINE = 64, LANES = 16 }; /* rows to fetch in advance; bytes of a cache line; sums side by side */
 
 #define JOIN_(name, type) name##_##type
 #define JOIN(name, type) JOIN_(name, type)
@@ -46,22 +46,72 @@ static void NAME(prefetch)(const REAL *row, int64_t size)
     for (int64_t byte = 0; byte < size * (int64_t)sizeof(REAL); byte += LINE) PREFETCH((const char *)row + byte);
 }
 
-/* out (n,size) ← rows ids (n,) of table. */
-void NAME(gather)(const REAL *table, int64_t size, const int64_t *ids, int64_t n, REAL *out)
+/* out (bags,size) ← scale · the sum of the rows ids[i·each], … ids[i·each + each − 1] of table. */
+FOR_THIS_PROCESSOR void NAME(sum_rows)(const REAL *table, int64_t size, const int64_t *ids, int64_t bags, int64_t each,
+                                       double scale, REAL *out)
 {
-    for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) NAME(prefetch)(table + ids[i + AHEAD] * size, size);
-        memcpy(out + i * size, table + ids[i] * size, size * sizeof(REAL));
+    const REAL factor = (REAL)scale;
+    for (int64_t i = 0; i < bags; i++)
+        for (int64_t k = i * each; k < (i + 1) * each; k++) {
+            if (k + AHEAD < bags * each) NAME(prefetch)(table + ids[k + AHEAD] * size, size);
+            const REAL *row = table + ids[k] * size;
+            REAL *sum = out + i * size;
+            if (k == i * each)
+                for (int64_t j = 0; j < size; j++) sum[j] = factor * row[j];
+            else
+                for (int64_t j = 0; j < size; j++) sum[j] += factor * row[j];
+        }
+}
+
+/* Row ids[k] of table += scale · change[k / each], k < n one after the other: a repeated id counts every time. */
+FOR_THIS_PROCESSOR void NAME(add_rows)(REAL *table, int64_t size, const int64_t *ids, int64_t n, const REAL *change,
+                                       int64_t each, double scale)
+{
+    const REAL factor = (REAL)scale;
+    for (int64_t k = 0; k < n; k++) {
+        if (k + AHEAD < n) NAME(prefetch)(table + ids[k + AHEAD] * size, size);
+        REAL *row = table + ids[k] * size;
+        const REAL *more = change + k / each * size;
+        for (int64_t j = 0; j < size; j++) row[j] += factor * more[j];
     }
 }
 
-/* Rows ids (n,) of table += change (n,size), one after the other, so that a repeated id counts every time. */
-FOR_THIS_PROCESSOR void NAME(add_rows)(REAL *table, int64_t size, const int64_t *ids, int64_t n, const REAL *change)
+/* One step of row-wise Adagrad: with g the sum of scale · change[k / each] over all k < n where ids[k] is the same word,
+ * squares[word] += mean g², then row −= rate · g / (√squares[word] + epsilon).
+ *
+ * links (2n + slots,) is scratch, slots a power of 2 above n; sum (size,) too.
+ */
+FOR_THIS_PROCESSOR void NAME(adagrad_rows)(REAL *table, int64_t size, REAL *squares, const int64_t *ids, int64_t n,
+                                           const REAL *change, int64_t each, double scale, double rate, double epsilon,
+                                           int64_t *links, int64_t slots, REAL *sum)
 {
-    for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) NAME(prefetch)(table + ids[i + AHEAD] * size, size);
-        REAL *row = table + ids[i] * size;
-        for (int64_t j = 0; j < size; j++) row[j] += change[i * size + j];
+    enum { NONE = -1 };
+    int64_t *next = links, *earlier = links + n, *last = links + 2 * n; /* of the same word; last: by hash */
+    const uint64_t mask = (uint64_t)slots - 1;
+    for (int64_t slot = 0; slot < slots; slot++) last[slot] = NONE;
+    for (int64_t k = 0; k < n; k++) {
+        uint64_t slot = ((uint64_t)ids[k] * 0x9E3779B97F4A7C15u >> 32) & mask;
+        while (last[slot] != NONE && ids[last[slot]] != ids[k]) slot = (slot + 1) & mask;
+        next[k] = NONE;
+        earlier[k] = last[slot];
+        if (earlier[k] != NONE) next[earlier[k]] = k;
+        last[slot] = k;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        if (k + AHEAD < n) NAME(prefetch)(table + ids[k + AHEAD] * size, size);
+        if (earlier[k] != NONE) continue;
+        memset(sum, 0, size * sizeof(REAL));
+        for (int64_t same = k; same != NONE; same = next[same])
+            for (int64_t j = 0; j < size; j++) sum[j] += change[same / each * size + j];
+        double lanes[LANES] = {0}, total = 0; /* side by side, so that the sum is one of vectors */
+        int64_t j = 0;
+        for (; j + LANES <= size; j += LANES)
+            for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += (double)sum[j + lane] * sum[j + lane];
+        for (; j < size; j++) total += (double)sum[j] * sum[j];
+        for (int64_t lane = 0; lane < LANES; lane++) total += lanes[lane];
+        squares[ids[k]] += (REAL)(scale * scale * total / size);
+        const REAL factor = (REAL)(-rate * scale / (sqrt(squares[ids[k]]) + epsilon));
+        for (j = 0; j < size; j++) table[ids[k] * size + j] += factor * sum[j];
     }
 }
 

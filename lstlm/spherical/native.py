@@ -1,4 +1,4 @@
-"""The compiled functions of `kernel.c`, for whoever finds them built; and what takes their place where they are not.
+"""The compiled functions of `kernel.c`, where they were built.
 
 The package's installation compiles the kernel where there is a C compiler, and goes on without one. Its products are
 those of the BLAS library inside PyTorch, so that threads and results are PyTorch's.
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_TABLE = [_POINTER, _COUNT]
 _ARGUMENTS = {
     "read": [_POINTER],
     "outputs": [_POINTER],
@@ -24,8 +25,9 @@ _ARGUMENTS = {
     "shrinking": [_POINTER, _POINTER],
     "series": [_POINTER, _COUNT],
     "update": [_POINTER],
-    "gather": [_POINTER, _COUNT, _POINTER, _COUNT, _POINTER],
-    "add_rows": [_POINTER, _COUNT, _POINTER, _COUNT, _POINTER],
+    "sum_rows": [*_TABLE, _POINTER, _COUNT, _COUNT, _NUMBER, _POINTER],
+    "add_rows": [*_TABLE, _POINTER, _COUNT, _POINTER, _COUNT, _NUMBER],
+    "adagrad_rows": [*_TABLE, _POINTER, _POINTER, _COUNT, _POINTER, _COUNT, *[_NUMBER] * 3, _POINTER, _COUNT, _POINTER],
 }
 
 
@@ -38,8 +40,9 @@ class Kernel:
     shrinking: Any
     series: Any
     update: Any
-    gather: Any
+    sum_rows: Any
     add_rows: Any
+    adagrad_rows: Any
 
     def __init__(self, compiled: ctypes.CDLL, blas: ctypes.CDLL, dtype: torch.dtype) -> None:
         gemm = getattr(blas, {torch.float32: "sgemm_", torch.float64: "dgemm_"}[dtype])
@@ -66,24 +69,3 @@ def _load(dtype: torch.dtype) -> Kernel | None:
         return Kernel(ctypes.CDLL(spec.origin), blas, dtype)
     except (OSError, AttributeError):
         return None
-
-
-def gather(table: Tensor, ids: Tensor) -> Tensor:
-    """Return table[ids] (n,size) for ids (n,), which are not checked."""
-    kernel = kernel_for(table)
-    if kernel is None or not table.is_contiguous():
-        return table.index_select(0, ids)
-    ids, rows = ids.contiguous(), table.new_empty(len(ids), table.shape[1])
-    kernel.gather(table.data_ptr(), table.shape[1], ids.data_ptr(), len(ids), rows.data_ptr())
-    return rows
-
-
-def add_rows(table: Tensor, ids: Tensor, change: Tensor) -> None:
-    """table[ids] ← table[ids] + change, for ids (n,) and change (n,size); changes of a repeated id add up."""
-    kernel = kernel_for(table)
-    if kernel is None or not table.is_contiguous():
-        # index_add_, not table[ids] += …: a word that is the target twice must count twice
-        table.index_add_(0, ids, change)
-        return
-    ids, change = ids.contiguous(), change.contiguous()
-    kernel.add_rows(table.data_ptr(), table.shape[1], ids.data_ptr(), len(ids), change.data_ptr())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lstlm.spherical.history import History
-from lstlm.spherical.native import add_rows, gather
+from lstlm.spherical.rows import RowValues, add_rows, read_rows
 from lstlm.spherical.stack import Stack
 
 MOST_ROWS = 1600  # brought forward at once: after the close of a segment it would be all, and the slowest step
@@ -58,7 +58,7 @@ class FactoredState(Stack):
     # ---- rows ----------------------------------------------------------------------------------------------------
     def read(self, ids: Tensor | slice) -> Tensor:
         """Return rows of V (n,d) in the current frame, as if every past repair had swept them; a copy."""
-        rows = self.V[ids].clone() if isinstance(ids, slice) else gather(self.V, ids)
+        rows = self.V[ids].clone() if isinstance(ids, slice) else read_rows(self.V, ids)
         return self.history.bring_forward(rows, ids)
 
     def write(self, ids: Tensor | slice, rows: Tensor) -> None:
@@ -78,7 +78,7 @@ class FactoredState(Stack):
         """V[ids] ← rows + change, where `rows` is what read(ids) gave; changes of a repeated id add up."""
         if not self.history.empty:
             self.write(ids, rows)  # brings them to the current frame; a repeated id writes the same row twice
-        add_rows(self.V, ids, change)
+        add_rows(self.V, RowValues(ids, change))
 
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         """Return rows of W (n,d): v_i U + p_i ω."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from lstlm.errors import NumericsError
 from lstlm.spherical import SphericalOutput, make_loss, native
 from lstlm.spherical.compiled import CompiledLowRank
-from lstlm.spherical.native import add_rows, gather, kernel_for
+from lstlm.spherical.native import kernel_for
 from tests.spherical.oracle import EPSILON, LOSSES, NORMALISED, RATE, Interpreted, loss_of, random_weight
 
 D, d, m = 57, 37, 21
@@ -133,21 +133,6 @@ def test_a_layer_that_is_converted_meanwhile_refuses_the_update() -> None:
     head.float()
     with pytest.raises(NumericsError, match="have changed"):
         head.update(0.1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("whole", [True, False], ids=["contiguous", "strided"])
-def test_rows_by_id(dtype: torch.dtype, whole: bool) -> None:
-    table = torch.arange(60.0, dtype=dtype).reshape(10, 6).clone()
-    table = table if whole else table[:, :5]
-    ids = torch.tensor([3, 9, 3, 0, 3, 7, 7, 1])
-    change = torch.randn(len(ids), table.shape[1], dtype=dtype)
-    assert torch.equal(gather(table, ids), table[ids])
-    assert torch.equal(gather(table, ids[::2]), table[ids[::2]])
-    expected = table.clone().index_add_(0, ids, change)
-    add_rows(table, ids, change)
-    torch.testing.assert_close(table, expected)
-    assert gather(table, ids[:0]).shape == (0, table.shape[1])
 
 
 def test_without_a_kernel_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,136 @@
+"""What stands below the output layer: word vectors, read and learned row by row, and hidden layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lstlm.config import ModelConfig
+from lstlm.errors import ConfigError
+from lstlm.spherical.rows import RowValues, read_rows
+
+# the gain of each activation: it keeps the variance of a layer's output near that of its input
+_GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
+
+
+class SparseEmbedding(nn.Module):
+    """A table (D,size) read by row; what backward says about the rows read waits in `gradient`. O(m·n·size) a step.
+
+    `combine` makes one vector of the n rows of an example: side by side, their sum or their mean.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, combine: str) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.combine = combine
+        self._context: Tensor | None = None
+        self._read: Tensor | None = None
+
+    def forward(self, context: Tensor) -> Tensor:
+        """Return the combined rows of context (m,n): (m,n·size) or (m,size). In training mode a leaf of autograd."""
+        if self.combine == "concat":
+            read = read_rows(self.weight, context.reshape(-1)).view(len(context), -1)
+        else:
+            n = context.shape[1]
+            read = read_rows(self.weight, context.reshape(-1), n, 1.0 if self.combine == "sum" else 1 / n)
+        if self.training and torch.is_grad_enabled():
+            self._context, self._read = context, read.requires_grad_()
+        return read
+
+    def gradient(self) -> RowValues:
+        """Return what the last backward says about the rows read; an id may occur twice."""
+        if self._context is None or self._read is None or self._read.grad is None:
+            raise ConfigError("embedding: step without a backward before it; run forward, backward, step in turn")
+        ids, gradient, n = self._context.reshape(-1), self._read.grad, self._context.shape[1]
+        if self.combine == "concat":
+            return RowValues(ids, gradient.reshape(len(ids), -1))
+        return RowValues(ids, gradient, n, 1.0 if self.combine == "sum" else 1 / n)
+
+    def discard(self) -> None:
+        """Forget the last batch."""
+        self._context = self._read = None
+
+    @property
+    def vocab(self) -> int:
+        """The number of words D."""
+        return len(self.weight)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return rows by id (k,size), a copy."""
+        return self.weight.index_select(0, ids)
+
+    def table(self) -> Tensor:
+        """Return the table (D,size) itself."""
+        return self.weight
+
+
+class HiddenLayers(nn.Sequential):
+    """x ↦ f(A x + a) for each layer in turn, f one of tanh, relu, identity; no layers at all for no sizes.
+
+    It holds plain `nn.Linear`s; forward and backward are written out because autograd's own spend a tenth of
+    the time on passes that three products a layer do not need.
+    """
+
+    def __init__(self, inputs: int, config: ModelConfig, like: Tensor, generator: torch.Generator | None) -> None:
+        self.activation = config.activation
+        layers: list[nn.Module] = []
+        for outputs in config.hidden:
+            # skip_init: nn.Linear would draw from the global generator
+            linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+                nn.Linear, inputs, outputs, dtype=like.dtype, device=like.device
+            )
+            limit = _GAINS[config.activation] * (3.0 / inputs) ** 0.5
+            with torch.no_grad():
+                linear.weight.uniform_(-limit, limit, generator=generator)
+                linear.bias.zero_()
+            layers.append(linear)
+            inputs = outputs
+        super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return h (m,hidden) of x (m,inputs)."""
+        if len(self) == 0:
+            return x
+        h: Tensor = _HiddenPass.apply(x, self.activation, *self.parameters())  # type: ignore[no-untyped-call]
+        return h
+
+
+class _HiddenPass(torch.autograd.Function):
+    """All hidden layers at once: three products a layer, activations in place, derivatives from the outputs.
+
+    Examples are columns in memory, (units,m): the products are written faster so, and the factored layer, which keeps
+    its minibatch in the same way, neither turns h around nor its gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
+        columns = [x.T]
+        for A, a in zip(parameters[::2], parameters[1::2], strict=True):
+            y = torch.addmm(a[:, None], A, columns[-1])
+            columns.append(y.tanh_() if activation == "tanh" else y.relu_() if activation == "relu" else y)
+        ctx.activation = activation
+        ctx.save_for_backward(x, *columns[1:], *parameters[::2])
+        return columns[-1].T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        layers = len(saved) // 2
+        columns, matrices = [x.T, *saved[:layers]], saved[layers:]
+        g = gradient.T  # of the columns of the layer below, as the loop goes down
+        gradients: list[Tensor | None] = []
+        for i in reversed(range(layers)):
+            if ctx.activation == "tanh":
+                g = torch.ops.aten.tanh_backward(g, columns[i + 1])
+            elif ctx.activation == "relu":
+                g = torch.ops.aten.threshold_backward(g, columns[i + 1], 0)
+            gradients += [g.sum(1), g @ columns[i].T]
+            if i > 0:
+                g = matrices[i].T @ g
+        return g.T @ matrices[0] if ctx.needs_input_grad[0] else None, None, *reversed(gradients)

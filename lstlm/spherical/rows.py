@@ -1,0 +1,87 @@
+"""Rows of a large table by id: the few that a minibatch names are read, summed and changed; the table is (D,size).
+
+Each is one pass of compiled code where that was built, which asks memory for the next rows while it works on this one;
+else a few operations of torch. Ids (n,) are not checked; all numbers are of one dtype.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lstlm.spherical.native import Kernel, kernel_for
+
+ADAGRAD_EPSILON = 1e-10
+
+
+class RowValues(NamedTuple):
+    """What belongs to rows of a table, such as a gradient: scale · values[i // each] to the row ids[i].
+
+    ids (n,), values (n/each,size): where the rows of an example were summed, they share its values.
+    """
+
+    ids: Tensor
+    values: Tensor
+    each: int = 1
+    scale: float = 1.0
+
+    def spread(self) -> Tensor:
+        """Return the values (n,size), one for each id, without the scale."""
+        return self.values if self.each == 1 else self.values.repeat_interleave(self.each, 0)
+
+
+def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> Tensor:
+    """Return (n/each,size): scale times the sum of every `each` rows."""
+    kernel, size = _kernel_for(table), table.shape[1]
+    if kernel is None:
+        rows = table.index_select(0, ids)
+        return rows if each == 1 and scale == 1 else rows.view(-1, each, size).sum(1).mul_(scale)
+    ids = _listed(ids)
+    rows = table.new_empty(len(ids) // each, size)
+    kernel.sum_rows(table.data_ptr(), size, ids.data_ptr(), len(rows), each, scale, rows.data_ptr())
+    return rows
+
+
+def add_rows(table: Tensor, change: RowValues, times: float = 1.0) -> None:
+    """Add `times` what belongs to each row to it; what belongs to a repeated id adds up."""
+    kernel, (ids, values, each, scale) = _kernel_for(table), change
+    if kernel is None:
+        # index_add_, not table[ids] += …: a word that is the target twice must count twice
+        table.index_add_(0, ids, change.spread(), alpha=times * scale)
+        return
+    ids, values = _listed(ids), values.contiguous()
+    place = table.data_ptr(), table.shape[1]
+    kernel.add_rows(*place, ids.data_ptr(), len(ids), values.data_ptr(), each, times * scale)
+
+
+def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float) -> None:
+    """Take a step of row-wise Adagrad, which keeps one number a row, squares (D,).
+
+    For g_w the sum of all that belongs to row w: s_w += mean(g_w²), then row_w −= lr · g_w / (√s_w + 1e-10).
+    """
+    kernel, size, (ids, values, each, scale) = _kernel_for(table), table.shape[1], gradient
+    if kernel is None:
+        words, where = torch.unique(ids, return_inverse=True)
+        summed = values.new_zeros(len(words), size).index_add_(0, where, gradient.spread(), alpha=scale)
+        grown = squares.index_select(0, words).add_(summed.square().mean(1))
+        squares.index_copy_(0, words, grown)
+        table.index_add_(0, words, summed.div_(grown.sqrt_().add_(ADAGRAD_EPSILON)[:, None]), alpha=-lr)
+        return
+    ids, values, n = _listed(ids), values.contiguous(), len(ids)
+    slots = 1 << (2 * n).bit_length()
+    links, summed = ids.new_empty(2 * n + slots), values.new_empty(size)
+    kernel.adagrad_rows(
+        *(table.data_ptr(), size, squares.data_ptr(), ids.data_ptr(), n, values.data_ptr(), each, scale, lr),
+        *(ADAGRAD_EPSILON, links.data_ptr(), slots, summed.data_ptr()),
+    )
+
+
+def _kernel_for(table: Tensor) -> Kernel | None:
+    return kernel_for(table) if table.is_contiguous() else None
+
+
+def _listed(ids: Tensor) -> Tensor:
+    """Return ids as compiled code reads them: int64, one after the other in memory."""
+    return ids.to(torch.int64).contiguous()

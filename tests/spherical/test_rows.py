@@ -1,0 +1,98 @@
+"""Rows by id, compiled and by torch, against loops over the ids."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lstlm.spherical import rows
+from lstlm.spherical.native import kernel_for
+from lstlm.spherical.rows import RowValues, adagrad_rows, add_rows, read_rows
+
+IDS = torch.tensor([3, 9, 3, 0, 3, 7, 7, 1, 3, 9, 8, 2])  # one word four times, another two bags in a row
+SIZES = [1, 16, 37]
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(rows, "kernel_for", lambda table: None)
+    elif kernel_for(torch.zeros(1)) is None:
+        pytest.skip("the kernel was not compiled")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("each", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_reading_and_adding(size: int, each: int, dtype: torch.dtype) -> None:
+    table = random(10, size, dtype=dtype)
+    expected = torch.stack([0.5 * sum(table[i] for i in bag) for bag in IDS.view(-1, each)])  # type: ignore[misc]
+    torch.testing.assert_close(read_rows(table, IDS, each, 0.5), expected)
+    values, plain = random(len(IDS) // each, size, dtype=dtype), table.clone()
+    for k, word in enumerate(IDS.tolist()):
+        plain[word] += -3 * 0.5 * values[k // each]
+    add_rows(table, RowValues(IDS, values, each, 0.5), -3.0)
+    torch.testing.assert_close(table, plain)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("each", [1, 3])
+def test_adagrad(size: int, each: int) -> None:
+    table, squares = random(10, size), torch.rand(10, dtype=torch.float64)
+    plain, plain_squares = table.clone(), squares.clone()
+    for step in range(5):
+        values = (step + 1) * random(len(IDS) // each, size)
+        adagrad_rows(table, squares, RowValues(IDS, values, each, 0.25), 0.1)
+        for word in set(IDS.tolist()):
+            g = sum(0.25 * values[k // each] for k in range(len(IDS)) if IDS[k] == word)
+            assert isinstance(g, Tensor)
+            plain_squares[word] += g.square().mean()
+            plain[word] -= 0.1 * g / (plain_squares[word].sqrt() + 1e-10)
+    torch.testing.assert_close(table, plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(squares, plain_squares, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("way")
+def test_many_ids_whose_hashes_meet() -> None:
+    """Every id is taken twice; 4,096 of them are multiples of a power of 2, which poor hashing would pile up."""
+    ids = torch.cat([torch.arange(4096) * 256, torch.arange(4096).flip(0) * 256])
+    table, squares = torch.zeros(4096 * 256, 2), torch.zeros(4096 * 256)
+    adagrad_rows(table, squares, RowValues(ids, torch.ones(len(ids), 2)), 1.0)
+    assert torch.equal(squares[::256], torch.full((4096,), 4.0))  # (1 + 1)²
+    torch.testing.assert_close(table[::256], torch.full((4096, 2), -1.0))
+    assert int(table.count_nonzero()) == 2 * 4096
+
+
+@pytest.mark.usefixtures("way")
+def test_memory_that_is_not_in_one_piece() -> None:
+    table = random(10, 8)[:, :5]
+    expected = table.clone().index_add_(0, IDS[::2], random(6, 9)[:, 4:])
+    add_rows(table, RowValues(IDS[::2], random(6, 9)[:, 4:]))
+    torch.testing.assert_close(table, expected)
+    whole = expected.contiguous()
+    assert torch.equal(read_rows(whole, IDS[::2]), expected[IDS[::2]])
+    add_rows(whole, RowValues(IDS[::2], random(6, 9)[:, 4:]))
+    torch.testing.assert_close(whole, expected.index_add_(0, IDS[::2], random(6, 9)[:, 4:]))
+
+
+@pytest.mark.usefixtures("way")
+def test_ids_of_32_bits() -> None:
+    table = random(10, 4)
+    assert torch.equal(read_rows(table, IDS.int()), table[IDS])
+
+
+@pytest.mark.usefixtures("way")
+def test_no_rows_at_all() -> None:
+    table, squares = random(10, 4), torch.zeros(10, dtype=torch.float64)
+    before, nothing = table.clone(), RowValues(IDS[:0], random(0, 4))
+    assert read_rows(table, IDS[:0]).shape == (0, 4)
+    add_rows(table, nothing)
+    adagrad_rows(table, squares, nothing, 1.0)
+    assert torch.equal(table, before)
