@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
+from lstlm.spherical.native import Kernel, kernel_for
 from lstlm.spherical.rows import RowValues, read_rows
 
 # the gain of each activation: it keeps the variance of a layer's output near that of its input
@@ -73,7 +74,7 @@ class HiddenLayers(nn.Sequential):
     """x ↦ f(A x + a) for each layer in turn, f one of tanh, relu, identity; no layers at all for no sizes.
 
     It holds plain `nn.Linear`s; forward and backward are written out because autograd's own spend a tenth of
-    the time on passes that three products a layer do not need.
+    the time on passes that three products a layer do not need, and where the kernel was compiled they are its work.
     """
 
     def __init__(self, inputs: int, config: ModelConfig, like: Tensor, generator: torch.Generator | None) -> None:
@@ -101,7 +102,7 @@ class HiddenLayers(nn.Sequential):
 
 
 class _HiddenPass(torch.autograd.Function):
-    """All hidden layers at once: three products a layer, activations in place, derivatives from the outputs.
+    """All hidden layers at once: three products a layer, derivatives from the outputs.
 
     Examples are columns in memory, (units,m): the products are written faster so, and the factored layer, which keeps
     its minibatch in the same way, neither turns h around nor its gradient.
@@ -109,11 +110,11 @@ class _HiddenPass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
+        x = x.contiguous()
+        ctx.layer = layer = _layer_for(x, activation)
         columns = [x.T]
         for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-            y = torch.addmm(a[:, None], A, columns[-1])
-            columns.append(y.tanh_() if activation == "tanh" else y.relu_() if activation == "relu" else y)
-        ctx.activation = activation
+            columns.append(layer.forward(A, a, columns[-1]))
         ctx.save_for_backward(x, *columns[1:], *parameters[::2])
         return columns[-1].T
 
@@ -123,14 +124,69 @@ class _HiddenPass(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         layers = len(saved) // 2
         columns, matrices = [x.T, *saved[:layers]], saved[layers:]
-        g = gradient.T  # of the columns of the layer below, as the loop goes down
+        dX: Tensor | None = gradient.T.contiguous()  # of the columns of the layer below, as the loop goes down
         gradients: list[Tensor | None] = []
         for i in reversed(range(layers)):
-            if ctx.activation == "tanh":
-                g = torch.ops.aten.tanh_backward(g, columns[i + 1])
-            elif ctx.activation == "relu":
-                g = torch.ops.aten.threshold_backward(g, columns[i + 1], 0)
-            gradients += [g.sum(1), g @ columns[i].T]
-            if i > 0:
-                g = matrices[i].T @ g
-        return g.T @ matrices[0] if ctx.needs_input_grad[0] else None, None, *reversed(gradients)
+            wanted = i > 0 or ctx.needs_input_grad[0]
+            dA, da, dX = ctx.layer.backward(matrices[i], columns[i], columns[i + 1], dX, wanted)
+            gradients += [da, dA]
+        return None if dX is None else dX.T, None, *reversed(gradients)
+
+
+class _Layer:
+    """Y = f(Z), Z = A X + a, for X (inputs,m), by torch. X may be the transpose of something contiguous."""
+
+    def __init__(self, activation: str) -> None:
+        self.activation = activation
+
+    def forward(self, A: Tensor, a: Tensor, X: Tensor) -> Tensor:
+        """Return Y (units,m)."""
+        Z = torch.addmm(a[:, None], A, X)
+        return Z.tanh_() if self.activation == "tanh" else Z.relu_() if self.activation == "relu" else Z
+
+    def backward(
+        self, A: Tensor, X: Tensor, Y: Tensor, dY: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of A, a and, where it is wanted, X, given that of Y."""
+        dZ = dY
+        if self.activation == "tanh":
+            dZ = torch.ops.aten.tanh_backward(dY, Y)
+        elif self.activation == "relu":
+            dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
+        return dZ @ X.T, dZ.sum(1), A.T @ dZ if wanted else None
+
+
+class _CompiledLayer(_Layer):
+    """The same in one call each."""
+
+    def __init__(self, activation: str, kernel: Kernel) -> None:
+        super().__init__(activation)
+        self.kernel, self.number = kernel, ("identity", "tanh", "relu").index(activation)
+
+    def forward(self, A: Tensor, a: Tensor, X: Tensor) -> Tensor:
+        (units, inputs), m = A.shape, X.shape[1]
+        Y = X.new_empty(units, m)
+        self.kernel.layer_forward(
+            *(self.kernel.gemm, self.number, units, inputs, m, A.data_ptr(), a.data_ptr()),
+            *(X.data_ptr(), not X.is_contiguous(), Y.data_ptr()),
+        )
+        return Y
+
+    def backward(
+        self, A: Tensor, X: Tensor, Y: Tensor, dY: Tensor, wanted: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        (units, inputs), m, by_rows = A.shape, X.shape[1], not X.is_contiguous()
+        dZ, dA, da, dX = torch.empty_like(Y), torch.empty_like(A), A.new_empty(units), None
+        if wanted:
+            dX = A.new_empty(m, inputs).T if by_rows else A.new_empty(inputs, m)
+        self.kernel.layer_backward(
+            *(self.kernel.gemm, self.number, units, inputs, m, A.data_ptr(), X.data_ptr(), by_rows, Y.data_ptr()),
+            *(dY.data_ptr(), dZ.data_ptr(), dA.data_ptr(), da.data_ptr(), None if dX is None else dX.data_ptr()),
+        )
+        return dA, da, dX
+
+
+def _layer_for(x: Tensor, activation: str) -> _Layer:
+    """Choose by what x is; in float64 torch has the faster tanh."""
+    kernel = kernel_for(x) if x.dtype == torch.float32 else None
+    return _Layer(activation) if kernel is None else _CompiledLayer(activation, kernel)

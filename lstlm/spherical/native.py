@@ -29,6 +29,10 @@ _ARGUMENTS = {
     "add_rows": [*_TABLE, _POINTER, _COUNT, _POINTER, _COUNT, _NUMBER],
     "adagrad_rows": [*_TABLE, _POINTER, _POINTER, _COUNT, _POINTER, _COUNT, *[_NUMBER] * 3, _POINTER, _COUNT, _POINTER],
 }
+_ARGUMENTS |= {
+    "layer_forward": [_POINTER, *[_COUNT] * 4, _POINTER, _POINTER, _POINTER, _COUNT, _POINTER],
+    "layer_backward": [_POINTER, *[_COUNT] * 4, _POINTER, _POINTER, _COUNT, *[_POINTER] * 6],
+}
 
 
 class Kernel:
@@ -43,6 +47,8 @@ class Kernel:
     sum_rows: Any
     add_rows: Any
     adagrad_rows: Any
+    layer_forward: Any
+    layer_backward: Any
 
     def __init__(self, compiled: ctypes.CDLL, blas: ctypes.CDLL, dtype: torch.dtype) -> None:
         gemm = getattr(blas, {torch.float32: "sgemm_", torch.float64: "dgemm_"}[dtype])

@@ -71,10 +71,10 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
         return
     ids, values, n = _listed(ids), values.contiguous(), len(ids)
     slots = 1 << (2 * n).bit_length()
-    links, summed = ids.new_empty(2 * n + slots), values.new_empty(size)
+    links, sums = ids.new_empty(2 * n + slots), values.new_empty(2, size)
     kernel.adagrad_rows(
         *(table.data_ptr(), size, squares.data_ptr(), ids.data_ptr(), n, values.data_ptr(), each, scale, lr),
-        *(ADAGRAD_EPSILON, links.data_ptr(), slots, summed.data_ptr()),
+        *(ADAGRAD_EPSILON, links.data_ptr(), slots, sums.data_ptr()),
     )
 
 
