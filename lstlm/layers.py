@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ from lstlm.spherical.rows import RowValues, read_rows
 _GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
 
 
+class LastRead:
+    """What an embedding read last: kept apart, because a module's own attributes are slow to set."""
+
+    context: Tensor | None = None
+    rows: Tensor | None = None
+
+
 class SparseEmbedding(nn.Module):
     """A table (D,size) read by row; what backward says about the rows read waits in `gradient`. O(m·n·size) a step.
 
@@ -29,8 +37,7 @@ class SparseEmbedding(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
         self.combine = combine
-        self._context: Tensor | None = None
-        self._read: Tensor | None = None
+        self._last = LastRead()
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the combined rows of context (m,n): (m,n·size) or (m,size). In training mode a leaf of autograd."""
@@ -40,21 +47,22 @@ class SparseEmbedding(nn.Module):
             n = context.shape[1]
             read = read_rows(self.weight, context.reshape(-1), n, 1.0 if self.combine == "sum" else 1 / n)
         if self.training and torch.is_grad_enabled():
-            self._context, self._read = context, read.requires_grad_()
+            self._last.context, self._last.rows = context, read.requires_grad_()
         return read
 
     def gradient(self) -> RowValues:
         """Return what the last backward says about the rows read; an id may occur twice."""
-        if self._context is None or self._read is None or self._read.grad is None:
+        context, rows = self._last.context, self._last.rows
+        if context is None or rows is None or rows.grad is None:
             raise ConfigError("embedding: step without a backward before it; run forward, backward, step in turn")
-        ids, gradient, n = self._context.reshape(-1), self._read.grad, self._context.shape[1]
+        ids, gradient, n = context.reshape(-1), rows.grad, context.shape[1]
         if self.combine == "concat":
             return RowValues(ids, gradient.reshape(len(ids), -1))
         return RowValues(ids, gradient, n, 1.0 if self.combine == "sum" else 1 / n)
 
     def discard(self) -> None:
         """Forget the last batch."""
-        self._context = self._read = None
+        self._last.context = self._last.rows = None
 
     @property
     def vocab(self) -> int:
@@ -97,40 +105,76 @@ class HiddenLayers(nn.Sequential):
         """Return h (m,hidden) of x (m,inputs)."""
         if len(self) == 0:
             return x
-        h: Tensor = _HiddenPass.apply(x, self.activation, *self.parameters())  # type: ignore[no-untyped-call]
+        h: Tensor = _Autograd.apply(x, self.activation, *self.weights())  # type: ignore[no-untyped-call]
         return h
 
+    def run(self, x: Tensor) -> HiddenPass:
+        """Take x (m,inputs) through the layers without autograd."""
+        return HiddenPass(x, self.activation, self.weights())
 
-class _HiddenPass(torch.autograd.Function):
-    """All hidden layers at once: three products a layer, derivatives from the outputs.
+    def weights(self) -> list[Tensor]:
+        """Return weights and biases in turn: the parameters, in a fraction of the time that `parameters()` takes."""
+        return [p for linear in self for p in (linear.weight, linear.bias) if isinstance(p, Tensor)]
 
-    Examples are columns in memory, (units,m): the products are written faster so, and the factored layer, which keeps
-    its minibatch in the same way, neither turns h around nor its gradient.
-    """
+
+class HiddenPass:
+    """A minibatch on its way through the hidden layers, to h (m,hidden), and back, without autograd."""
+
+    @torch.no_grad()
+    def __init__(self, x: Tensor, activation: str, parameters: Sequence[Tensor]) -> None:
+        """Take weights and biases in turn."""
+        self._layer, self._matrices = _layer_for(x, activation), parameters[::2]
+        self._columns = _forward(self._layer, x, parameters)
+        self.h = self._columns[-1].T
+
+    @torch.no_grad()
+    def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the gradients of x and of the parameters, given that of h."""
+        return _backward(self._layer, self._columns, self._matrices, gradient, wanted=True)
+
+
+class _Autograd(torch.autograd.Function):
+    """The same as a function that autograd knows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        x = x.contiguous()
-        ctx.layer = layer = _layer_for(x, activation)
-        columns = [x.T]
-        for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-            columns.append(layer.forward(A, a, columns[-1]))
-        ctx.save_for_backward(x, *columns[1:], *parameters[::2])
+        ctx.layer = _layer_for(x, activation)
+        columns = _forward(ctx.layer, x, parameters)
+        ctx.save_for_backward(*columns, *parameters[::2])
         return columns[-1].T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, *saved = ctx.saved_tensors
-        layers = len(saved) // 2
-        columns, matrices = [x.T, *saved[:layers]], saved[layers:]
-        dX: Tensor | None = gradient.T.contiguous()  # of the columns of the layer below, as the loop goes down
-        gradients: list[Tensor | None] = []
-        for i in reversed(range(layers)):
-            wanted = i > 0 or ctx.needs_input_grad[0]
-            dA, da, dX = ctx.layer.backward(matrices[i], columns[i], columns[i + 1], dX, wanted)
-            gradients += [da, dA]
-        return None if dX is None else dX.T, None, *reversed(gradients)
+        layers = len(ctx.saved_tensors) // 2
+        columns, matrices = ctx.saved_tensors[: layers + 1], ctx.saved_tensors[layers + 1 :]
+        dx, gradients = _backward(ctx.layer, columns, matrices, gradient, wanted=ctx.needs_input_grad[0])
+        return dx, None, *gradients
+
+
+def _forward(layer: _Layer, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return xᵀ and the outputs of the layers, (units,m) each.
+
+    Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
+    minibatch in the same way, neither turns h around nor its gradient.
+    """
+    columns = [x.contiguous().T]
+    for A, a in zip(parameters[::2], parameters[1::2], strict=True):
+        columns.append(layer.forward(A, a, columns[-1]))
+    return columns
+
+
+def _backward(
+    layer: _Layer, columns: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients of x, where it is wanted, and of weights and biases in turn, given that of h."""
+    dX: Tensor | None = gradient.T.contiguous()  # of the columns of the layer below, as the loop goes down
+    gradients: list[Tensor] = []
+    for i, A in reversed([*enumerate(matrices)]):
+        assert dX is not None
+        dA, da, dX = layer.backward(A, columns[i], columns[i + 1], dX, wanted or i > 0)
+        gradients += [da, dA]
+    return None if dX is None else dX.T, gradients[::-1]
 
 
 class _Layer:

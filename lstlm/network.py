@@ -20,7 +20,7 @@ from lstlm.errors import CheckpointError, ConfigError, DataError
 from lstlm.layers import HiddenLayers, SparseEmbedding
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
-from lstlm.spherical.rows import adagrad_rows, add_rows
+from lstlm.spherical.rows import adagrad_rows, add_rows, outside
 
 _EMBEDDING_STD = 0.1
 
@@ -77,6 +77,11 @@ class Network(nn.Module):
         h: Tensor = self.hidden(self.embedding(context))
         return h
 
+    def begin(self, context: Tensor) -> Encoding:
+        """Do the same without autograd, which would cost a twentieth of a step."""
+        self._check_context(context)
+        return Encoding(self, context)
+
     def forward(
         self,
         context: Tensor,
@@ -111,10 +116,29 @@ class Network(nn.Module):
                 f"context has {context.shape[1]} words an example, the model was made for {self.context_width}: "
                 "model.combine concat fixes the number; use sum or mean, or change data.context"
             )
-        low, high = (int(x) for x in context.aminmax())
-        if low < 0 or high >= self.embedding.vocab:
-            bad, last = low if low < 0 else high, self.embedding.vocab - 1
+        last = self.embedding.vocab - 1
+        if (bad := outside(context, last + 1)) is not None:
             raise DataError(f"context holds word id {bad}: ids run from 0 to {last}; is the vocabulary another one?")
+
+
+class Encoding:
+    """A minibatch between forward and backward: h (m,hidden), and `backward`, which leaves the gradients in place."""
+
+    def __init__(self, network: Network, context: Tensor) -> None:
+        self._parameters = network.hidden.weights()
+        self._read = network.embedding(context)
+        self._pass = network.hidden.run(self._read.detach())
+        self.h = self._pass.h
+
+    def backward(self, gradient: Tensor) -> None:
+        """Give hidden layers and word vectors their gradients, given that of h."""
+        dx, gradients = self._pass.backward(gradient)
+        for parameter, found in zip(self._parameters, gradients, strict=True):
+            parameter.grad = found
+        if self._read.is_leaf:
+            self._read.grad = dx
+        else:
+            self._read.backward(dx)
 
 
 def context_width(data: DataConfig) -> int:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.spherical.host import to_host
+from lstlm.spherical.rows import outside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,9 +23,7 @@ def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
     if len(target_ids) != m or target_ids.numel() == 0:
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
     ids = target_ids.reshape(m, -1).to(torch.int64).contiguous()
-    numbers = to_host(ids)
-    if numbers.view(np.uint64).max() >= vocab:  # a negative id is a large one, unsigned
-        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+    if (wrong := outside(ids, vocab)) is not None:
         raise ConfigError(f"target id {wrong} is outside the vocabulary of {vocab}")
     return ids
 

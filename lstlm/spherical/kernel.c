@@ -48,6 +48,14 @@ static inline float tanh_float32(float x)
 
 static inline double tanh_float64(double x) { return tanh(x); }
 
+/* The place of the first of ids (n,) that is not below `rows`; −1 where all are. A negative id is a large one, unsigned. */
+int64_t outside(const int64_t *ids, int64_t n, int64_t rows)
+{
+    for (int64_t i = 0; i < n; i++)
+        if ((uint64_t)ids[i] >= (uint64_t)rows) return i;
+    return -1;
+}
+
 #define JOIN_(name, type) name##_##type
 #define JOIN(name, type) JOIN_(name, type)
 #define NAME(name) JOIN(name, TYPE)

@@ -57,11 +57,13 @@ class Kernel:
             function = getattr(compiled, f"{name}_{str(dtype).removeprefix('torch.')}")
             function.argtypes, function.restype = arguments, None
             setattr(self, name, function)
+        self.outside = compiled.outside
+        self.outside.argtypes, self.outside.restype = [_POINTER, _COUNT, _COUNT], _COUNT
 
 
 def kernel_for(x: Tensor) -> Kernel | None:
     """Return the compiled functions for tensors like x; None where it has none."""
-    return _load(x.dtype) if x.is_cpu else None
+    return _load(x.dtype if x.is_floating_point() else torch.float32) if x.is_cpu else None
 
 
 @cache

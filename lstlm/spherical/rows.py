@@ -32,6 +32,17 @@ class RowValues(NamedTuple):
         return self.values if self.each == 1 else self.values.repeat_interleave(self.each, 0)
 
 
+def outside(ids: Tensor, rows: int) -> int | None:
+    """Return one of the ids, of any shape, that is not one of a table of so many rows; None where all are."""
+    kernel = kernel_for(ids)
+    if kernel is None:
+        low, high = (int(extreme) for extreme in ids.aminmax())
+        return low if low < 0 else high if high >= rows else None
+    ids = _listed(ids)
+    wrong = kernel.outside(ids.data_ptr(), ids.numel(), rows)
+    return None if wrong < 0 else int(ids.view(-1)[wrong])
+
+
 def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> Tensor:
     """Return (n/each,size): scale times the sum of every `each` rows."""
     kernel, size = _kernel_for(table), table.shape[1]

@@ -93,11 +93,11 @@ class Learner:
             self._expect(self._place(coming))
             self.clock.lap("stabilise")
         self.optimisers.zero()
-        hidden = self.network.encode(context)
+        encoding = self.network.begin(context)
         self.clock.lap("hidden_forward")
-        loss, gradient = self.differentiate(hidden, ids, values)
+        loss, gradient = self.differentiate(encoding.h, ids, values)
         self.clock.lap("output")
-        hidden.backward(gradient)  # type: ignore[no-untyped-call]
+        encoding.backward(gradient)
         value = self._finite(loss, gradient)
         self.clock.lap("backward")
         if measured:
