@@ -123,7 +123,7 @@ class HiddenPass:
     @torch.no_grad()
     def __init__(self, x: Tensor, activation: str, parameters: Sequence[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self._layer, self._matrices = _layer_for(x, activation), parameters[::2]
+        self._layer, self._matrices = _layer_for(x, activation, parameters), parameters[::2]
         self._columns = _forward(self._layer, x, parameters)
         self.h = self._columns[-1].T
 
@@ -138,7 +138,7 @@ class _Autograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        ctx.layer = _layer_for(x, activation)
+        ctx.layer = _layer_for(x, activation, parameters)
         columns = _forward(ctx.layer, x, parameters)
         ctx.save_for_backward(*columns, *parameters[::2])
         return columns[-1].T
@@ -158,7 +158,7 @@ def _forward(layer: _Layer, x: Tensor, parameters: Sequence[Tensor]) -> list[Ten
     Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
     minibatch in the same way, neither turns h around nor its gradient.
     """
-    columns = [x.contiguous().T]
+    columns = [x.T]
     for A, a in zip(parameters[::2], parameters[1::2], strict=True):
         columns.append(layer.forward(A, a, columns[-1]))
     return columns
@@ -168,6 +168,11 @@ def _backward(
     layer: _Layer, columns: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gradients of x, where it is wanted, and of weights and biases in turn, given that of h."""
+    h = columns[-1]
+    if gradient.shape != h.T.shape or gradient.dtype != h.dtype:
+        raise ConfigError(
+            f"the gradient is {gradient.dtype} {tuple(gradient.shape)}, h is {h.dtype} {tuple(h.T.shape)}"
+        )
     dX: Tensor | None = gradient.T.contiguous()  # of the columns of the layer below, as the loop goes down
     gradients: list[Tensor] = []
     for i, A in reversed([*enumerate(matrices)]):
@@ -209,6 +214,8 @@ class _CompiledLayer(_Layer):
 
     def forward(self, A: Tensor, a: Tensor, X: Tensor) -> Tensor:
         (units, inputs), m = A.shape, X.shape[1]
+        if len(X) != inputs:
+            return super().forward(A, a, X)  # which says what is wrong
         Y = X.new_empty(units, m)
         self.kernel.layer_forward(
             *(self.kernel.gemm, self.number, units, inputs, m, A.data_ptr(), a.data_ptr()),
@@ -220,7 +227,7 @@ class _CompiledLayer(_Layer):
         self, A: Tensor, X: Tensor, Y: Tensor, dY: Tensor, wanted: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         (units, inputs), m, by_rows = A.shape, X.shape[1], not X.is_contiguous()
-        dZ, dA, da, dX = torch.empty_like(Y), torch.empty_like(A), A.new_empty(units), None
+        dZ, dA, da, dX = Y.new_empty(units, m), A.new_empty(units, inputs), A.new_empty(units), None
         if wanted:
             dX = A.new_empty(m, inputs).T if by_rows else A.new_empty(inputs, m)
         self.kernel.layer_backward(
@@ -230,7 +237,8 @@ class _CompiledLayer(_Layer):
         return dA, da, dX
 
 
-def _layer_for(x: Tensor, activation: str) -> _Layer:
-    """Choose by what x is; in float64 torch has the faster tanh."""
-    kernel = kernel_for(x) if x.dtype == torch.float32 else None
+def _layer_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> _Layer:
+    """Choose by what x and the parameters are; in float64 torch has the faster tanh."""
+    alike = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() for p in (x, *parameters))
+    kernel = kernel_for(x) if alike and len(x) > 0 else None
     return _Layer(activation) if kernel is None else _CompiledLayer(activation, kernel)

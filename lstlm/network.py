@@ -134,7 +134,8 @@ class Encoding:
         """Give hidden layers and word vectors their gradients, given that of h."""
         dx, gradients = self._pass.backward(gradient)
         for parameter, found in zip(self._parameters, gradients, strict=True):
-            parameter.grad = found
+            if parameter.requires_grad:
+                parameter.grad = found
         if self._read.is_leaf:
             self._read.grad = dx
         else:

@@ -293,3 +293,16 @@ def test_bad_contexts_are_readable_errors() -> None:
         network(torch.full_like(context, VOCAB), target)
     with pytest.raises(DataError, match="word id -1:"):
         network(torch.full_like(context, -1), target)
+
+
+def test_frozen_layers_do_not_learn() -> None:
+    network, optimisers = make(config(output={"kind": "factored"}))
+    network.hidden.requires_grad_(False)
+    before = [parameter.clone() for parameter in network.hidden.parameters()]
+    context, target = batch(0)
+    encoding = network.begin(context)
+    _, gradient = network.output.value_and_grad(encoding.h, target)
+    encoding.backward(gradient)
+    optimisers.step()
+    for parameter, old in zip(network.hidden.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)

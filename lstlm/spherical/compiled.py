@@ -1,4 +1,4 @@
-"""`CompiledLowRank`: the LowRank step in six calls of compiled code, `kernel.c`, where that was built.
+"""`CompiledLowRank`: the LowRank step in six calls of compiled code, `kernel/low_rank.h`, where that was built.
 
 Between its products a step has some fifty small operations. After each product they find the caches cold, and the
 interpreter with them, so that they cost more than their arithmetic does; in compiled code they cost next to nothing.
@@ -13,49 +13,41 @@ import ctypes
 import torch
 from torch import Tensor
 
+from lstlm.errors import NumericsError
 from lstlm.spherical.host import aligned_width
-from lstlm.spherical.native import Kernel
+from lstlm.spherical.native import Kernel, Step
 from lstlm.spherical.shrink import SERIES_UP_TO, Shrink, bounds_on_shrink, inverse_by_lapack, terms_needed
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.touched_rows import LOW_RANK_UP_TO, Gradient, LowRank, Square
-
-_POINTERS = "table base deviation V ids HT p rows products outputs dq ds do grad_H A N C J change"
-
-
-class _Step(ctypes.Structure):
-    """`Step` of kernel.c, field by field."""
-
-    _fields_ = (
-        ("gemm", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("d", "m", "width")),
-        *((name, ctypes.c_void_p) for name in _POINTERS.split()),
-        *((name, ctypes.c_double) for name in ("eta", "p_norm2")),
-    )
 
 
 class CompiledLowRank(LowRank):
     """The form for m below d and one target an example, on the CPU."""
 
-    def __init__(self, state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel) -> None:
-        super().__init__(state, H, ids)
-        self.kernel = kernel
+    def __init__(
+        self, state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel, buffers: tuple[Tensor, ...]
+    ) -> None:
+        """Take the buffers of the state beside it: C code has their addresses, so they must stay what they are."""
+        super().__init__(state, H, ids.contiguous())
+        self.kernel, self.buffers = kernel, buffers
 
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,1), in float64."""
         state, H, m, d = self.state, self.H, len(self.H), self.state.d
+        table, base, deviation, V = self.buffers
         self.HT = HT = H.T.contiguous()
         self.p = None if self.p is None else self.p.contiguous()
         self.products = H.new_empty(5 * d + 4, m)
-        found = torch.empty(3, m, dtype=torch.float64)
-        self.step = step = _Step(
+        found = H.new_empty(3, m, dtype=torch.float64)
+        self.step = step = Step(
             gemm=self.kernel.gemm,
             d=d,
             m=m,
             width=aligned_width(d),
-            table=state.table.data_ptr(),
-            base=state.base.data_ptr(),
-            deviation=state.deviation.data_ptr(),
-            V=state.V.data_ptr(),
+            table=table.data_ptr(),
+            base=base.data_ptr(),
+            deviation=deviation.data_ptr(),
+            V=V.data_ptr(),
             ids=self.ids.data_ptr(),
             HT=HT.data_ptr(),
             p=None if self.p is None else self.p.data_ptr(),
@@ -76,14 +68,18 @@ class CompiledLowRank(LowRank):
         step.dq, step.do, step.grad_H = gradient.dq.data_ptr(), gradient.do.data_ptr(), grad_HT.data_ptr()
         step.ds = None if gradient.ds is None else gradient.ds.data_ptr()
         self.kernel.backward(ctypes.byref(step))
-        self.grad_H = grad_HT.T
-        return self.grad_H
+        d = self.state.d
+        self.grad_H = self.products[4 * d + 2 : 5 * d + 2].T  # the one to keep
+        return grad_HT.T
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
         if P is not None:
             self._name_products()
             return super().update(eta, P)
+        now = self.state.buffers_for_c(self.H.dtype)
+        if now is None or any(x is not y for x, y in zip(self.buffers, now, strict=True)):
+            raise NumericsError("the weights were replaced since forward(); call forward() and backward() again")
         state, H, step, kernel, (m, d) = self.state, self.H, self.step, self.kernel, self.H.shape
         A, _, C = squares = H.new_empty(3, m, m)
         J, change = H.new_empty(m, step.width), H.new_empty(m, d)
@@ -113,6 +109,6 @@ def begin(state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel | None) -
     """Choose the cheapest form for H (m,d) and target ids (m,K); `kernel` is the compiled code, where there is any."""
     if len(H) > LOW_RANK_UP_TO * state.d:
         return Square(state, H, ids)
-    if kernel is not None and ids.shape[1] == 1:
-        return CompiledLowRank(state, H, ids, kernel)
+    if kernel is not None and ids.shape[1] == 1 and (buffers := state.buffers_for_c(H.dtype)) is not None:
+        return CompiledLowRank(state, H, ids, kernel, buffers)
     return LowRank(state, H, ids)

@@ -97,7 +97,7 @@ class SphericalHead(SphericalReader):
 
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""
-        q, s, o = (np.asarray(to_host(x), dtype=np.float64) for x in step.outputs())
+        q, s, o = (to_host(x).astype(np.float64) for x in step.outputs())
         state = step.state
         p = None if state.p is None else to_host(state.p[step.ids]).astype(np.float64)
         partials = self.loss.tilted(q, s, o, to_host(values), state.p_norm2, p)

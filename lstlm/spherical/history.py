@@ -22,6 +22,7 @@ extended.
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -29,9 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.spherical.host import Numbers, to_host
+from lstlm.spherical.native import AT_ONCE, Kernel, Segments, kernel_for
+from lstlm.spherical.rows import read_rows, write_rows
 
 REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
-MOST_SEGMENTS = 32  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
+MOST_SEGMENTS = 48  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
 
 
 class History(nn.Module):
@@ -106,6 +109,12 @@ class History(nn.Module):
         """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but these rows."""
         if self.empty or len(rows) == 0:
             return rows
+        kernel = kernel_for(rows)
+        if kernel is not None and not isinstance(ids, slice):
+            ids, seen = ids.contiguous(), np.empty(len(rows), dtype=np.int64)
+            place = self.stamp.data_ptr(), ids.data_ptr()
+            if kernel.read_stamps(*place, len(rows), self.start, seen.ctypes.data) == 0:  # of closed segments
+                return self._repair(self.open, rows, seen, self.count)
         stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
         old = np.flatnonzero(stamp < self.start)
         if len(old):
@@ -121,17 +130,35 @@ class History(nn.Module):
         stamp, distinct = np.divmod(by_age, self.D)
         ids = torch.from_numpy(distinct).to(ids.device)
         if len(ids):
-            V.index_copy_(0, ids, self._to_open_segment(V.index_select(0, ids), stamp))
+            write_rows(V, ids, self._to_open_segment(read_rows(V, ids), stamp))
             self.stamp.index_fill_(0, ids, self.start)
 
     def _to_open_segment(self, rows: Tensor, stamp: Numbers) -> Tensor:
         """Return rows of closed segments, oldest first, as they are at the start of the open one."""
         taken = torch.empty_like(rows)
-        segment, seen = np.divmod(stamp, REPAIRS + 1)
+        segment, seen = np.divmod(stamp.astype(np.int64), REPAIRS + 1)
+        if (kernel := kernel_for(rows)) is not None:
+            self._leave_compiled(kernel, rows, segment, seen, taken)
+            return taken
         numbers, starts = np.unique(segment, return_index=True)
         for number, start, stop in zip(numbers.tolist(), starts, [*starts[1:], len(rows)], strict=True):
             self._leave(number, rows[start:stop], seen[start:stop], out=taken[start:stop])
         return taken
+
+    def _leave_compiled(self, kernel: Kernel, rows: Tensor, segment: Numbers, seen: Numbers, out: Tensor) -> None:
+        """Do what `_leave` does, for rows of all segments in one call."""
+        n, d = rows.shape
+        segments = Segments(kernel.gemm, d, self.segments + 1, REPAIRS, self.open)
+        for name in ("X", "Y", "U", "onward", "reached"):
+            setattr(segments, name, getattr(self, name).data_ptr())
+        stamps, spare = (segment.ctypes.data, seen.ctypes.data), self._spare(rows, REPAIRS)
+        copy = torch.empty_like(rows)
+        scratch = (*(x.data_ptr() for x in spare), copy.data_ptr())
+        kernel.leave_segments(ctypes.byref(segments), rows.data_ptr(), *stamps, n, out.data_ptr(), *scratch)
+
+    def _spare(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return what compiled code needs to take rows (n,d) through `count` repairs."""
+        return self.clock.new_empty(len(rows) + count + 2), rows.new_empty(AT_ONCE, count + rows.shape[1])
 
     def _leave(self, segment: int, rows: Tensor, seen: Numbers, out: Tensor) -> None:
         """Take rows of a closed segment, those that have seen least first, to the start of the open one."""
@@ -147,8 +174,14 @@ class History(nn.Module):
         if count == 0 or len(rows) == 0:
             return rows
         slot = segment % (self.segments + 1)
+        X, Y, n = self.X[slot, :count], self.Y[slot, :count], len(rows)
+        if (kernel := kernel_for(rows)) is not None:
+            seen, spare = seen.astype(np.int64, copy=False), self._spare(rows, count)
+            of_rows, repairs = (rows.data_ptr(), seen.ctypes.data, n), (X.data_ptr(), Y.data_ptr(), count)
+            kernel.repair_rows(kernel.gemm, rows.shape[1], *of_rows, *repairs, *(x.data_ptr() for x in spare))
+            return rows
         unseen = self.unseen.index_select(0, torch.from_numpy(seen).to(rows.device))[:, :count]
-        return rows.addmm_((rows @ self.X[slot, :count].T).mul_(unseen), self.Y[slot, :count])
+        return rows.addmm_((rows @ X.T).mul_(unseen), Y)
 
     def written(self, ids: Tensor | slice) -> None:
         """Note that rows were written in the current frame."""
@@ -156,6 +189,9 @@ class History(nn.Module):
             return
         if isinstance(ids, slice):
             self.stamp[ids] = self.now
+        elif (kernel := kernel_for(self.X)) is not None:
+            ids = ids.contiguous()
+            kernel.write_stamps(self.stamp.data_ptr(), ids.data_ptr(), len(ids), self.now)
         else:
             self.stamp.index_fill_(0, ids, self.now)
 

@@ -1,7 +1,8 @@
-"""The compiled functions of `kernel.c`, where they were built.
+"""The compiled functions of `kernel/`, where they were built.
 
-The package's installation compiles the kernel where there is a C compiler, and goes on without one. Its products are
-those of the BLAS library inside PyTorch, so that threads and results are PyTorch's.
+The package's installation compiles them where there is a C compiler, and goes on without one. Their products are those
+of the BLAS library inside PyTorch, so that threads and results are PyTorch's. They believe what they are told about
+sizes and types: who calls them has checked that, and takes another way where it does not hold.
 """
 
 from __future__ import annotations
@@ -14,63 +15,100 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_POINTER, _COUNT, _NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_TABLE = [_POINTER, _COUNT]
-_ARGUMENTS = {
-    "read": [_POINTER],
-    "outputs": [_POINTER],
-    "backward": [_POINTER],
-    "shrinking": [_POINTER, _POINTER],
-    "series": [_POINTER, _COUNT],
-    "update": [_POINTER],
-    "sum_rows": [*_TABLE, _POINTER, _COUNT, _COUNT, _NUMBER, _POINTER],
-    "add_rows": [*_TABLE, _POINTER, _COUNT, _POINTER, _COUNT, _NUMBER],
-    "adagrad_rows": [*_TABLE, _POINTER, _POINTER, _COUNT, _POINTER, _COUNT, *[_NUMBER] * 3, _POINTER, _COUNT, _POINTER],
+AT_ONCE = 64  # rows that repair_rows takes at once, as in kernel/common.h
+_GEMM = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
+_KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "x": ctypes.c_double}  # pointer, count, number
+# what each function returns (nothing where "-") and takes
+_SIGNATURES = {
+    "sum_rows": "n pnnpnnxp",
+    "write_rows": "n pnnpnp",
+    "add_rows": "n pnnpnpnx",
+    "adagrad_rows": "n pnnpnpnxpxxpnp",
+    "layer_forward": "- pnnnnpppnp",
+    "layer_backward": "- pnnnnppnpppppp",
+    "repair_rows": "- pnppnppnpp",
+    "leave_segments": "- ppppnpppp",
+    "power_iteration": "- pnnpnnppp",
+    "repair": "- nnppnpppp",
+    "read": "- p",
+    "outputs": "- p",
+    "backward": "- p",
+    "shrinking": "- pp",
+    "series": "- pn",
+    "update": "- p",
+    "size_of_structs": "n ",
 }
-_ARGUMENTS |= {
-    "layer_forward": [_POINTER, *[_COUNT] * 4, _POINTER, _POINTER, _POINTER, _COUNT, _POINTER],
-    "layer_backward": [_POINTER, *[_COUNT] * 4, _POINTER, _POINTER, _COUNT, *[_POINTER] * 6],
-}
+_OF_IDS = {"outside": "n pnn", "read_stamps": "n ppnnp", "write_stamps": "n ppnn"}
+
+
+class Step(ctypes.Structure):
+    """`Step` of kernel/low_rank.h, field by field."""
+
+    _fields_ = (
+        ("gemm", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("d", "m", "width")),
+        *(
+            (name, ctypes.c_void_p)
+            for names in (
+                "table base deviation V ids HT p rows products outputs",
+                "dq ds do grad_H A N C J change",
+            )
+            for name in names.split()
+        ),
+        *((name, ctypes.c_double) for name in ("eta", "p_norm2")),
+    )
+
+
+class Segments(ctypes.Structure):
+    """`Segments` of kernel/history.h, field by field."""
+
+    _fields_ = (
+        ("gemm", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("d", "slots", "repairs", "open")),
+        *((name, ctypes.c_void_p) for name in ("X", "Y", "U", "onward", "reached")),
+    )
 
 
 class Kernel:
-    """The functions of kernel.c for one type of number, and the address of the product that they call."""
-
-    read: Any
-    outputs: Any
-    backward: Any
-    shrinking: Any
-    series: Any
-    update: Any
-    sum_rows: Any
-    add_rows: Any
-    adagrad_rows: Any
-    layer_forward: Any
-    layer_backward: Any
+    """The compiled functions for one type of number, by name, and `gemm`, the address of the product that they call."""
 
     def __init__(self, compiled: ctypes.CDLL, blas: ctypes.CDLL, dtype: torch.dtype) -> None:
-        gemm = getattr(blas, {torch.float32: "sgemm_", torch.float64: "dgemm_"}[dtype])
-        self.gemm = ctypes.cast(gemm, _POINTER).value
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(compiled, f"{name}_{str(dtype).removeprefix('torch.')}")
-            function.argtypes, function.restype = arguments, None
+        self.gemm = ctypes.cast(getattr(blas, _GEMM[dtype]), ctypes.c_void_p).value
+        suffix = str(dtype).removeprefix("torch.")
+        names = {**{name: f"{name}_{suffix}" for name in _SIGNATURES}, **{name: name for name in _OF_IDS}}
+        for name, symbol in names.items():
+            function = getattr(compiled, symbol)
+            returned, taken = (_SIGNATURES | _OF_IDS)[name].split(" ")
+            function.restype, function.argtypes = _KINDS.get(returned), [_KINDS[kind] for kind in taken]
             setattr(self, name, function)
-        self.outside = compiled.outside
-        self.outside.argtypes, self.outside.restype = [_POINTER, _COUNT, _COUNT], _COUNT
+        if self.size_of_structs() != 1000 * ctypes.sizeof(Step) + ctypes.sizeof(Segments):
+            raise AttributeError("compiled from another revision")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)  # here for the type checker: functions are attributes of their own
 
 
 def kernel_for(x: Tensor) -> Kernel | None:
-    """Return the compiled functions for tensors like x; None where it has none."""
-    return _load(x.dtype if x.is_floating_point() else torch.float32) if x.is_cpu else None
+    """Return the compiled functions for tensors like x, of float32 or float64 on the CPU; None where it has none."""
+    if not x.is_cpu or type(x) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling():
+        return None
+    return _load(x.dtype)
+
+
+def kernel_of_ids(ids: Tensor) -> Kernel | None:
+    """Return the compiled functions that take ids alone."""
+    return _load(torch.float32) if ids.is_cpu and type(ids) is Tensor else None
 
 
 @cache
 def _load(dtype: torch.dtype) -> Kernel | None:
-    """Return the compiled functions for float32 or float64; None where they were not built or find no BLAS."""
-    spec = find_spec("lstlm.spherical.kernel")
-    if spec is None or spec.origin is None or sys.byteorder != "little":  # see Gemm in kernel.c
+    """Return the compiled functions for a dtype; None where they were not built or find no BLAS."""
+    spec = find_spec("lstlm.spherical._kernel")
+    if dtype not in _GEMM or spec is None or spec.origin is None:
+        return None
+    if sys.byteorder != "little":  # see Gemm in kernel/layers.h
         return None
     try:
         blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -94,7 +94,7 @@ class SphericalReader(nn.Module):
             raise ConfigError(f"{self.loss!r} defines no probability; use the spherical or the Taylor softmax")
         shape = ids.shape
         self._check(h, ids, None, None)
-        ids = ids.reshape(len(h), -1).to(torch.int64)
+        ids = ids.reshape(len(h), -1).to(torch.int64).contiguous()
         q, s, o = (x.to(torch.float64) for x in self._begin(self._with_bias(h), ids).outputs())
         return self._score(q, s, o, ids).reshape(shape).to(h.dtype)
 

@@ -1,7 +1,7 @@
 """Rows of a large table by id: the few that a minibatch names are read, summed and changed; the table is (D,size).
 
 Each is one pass of compiled code where that was built, which asks memory for the next rows while it works on this one;
-else a few operations of torch. Ids (n,) are not checked; all numbers are of one dtype.
+else a few operations of torch. An id (n,) that is no row raises IndexError with nothing changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lstlm.spherical.native import Kernel, kernel_for
+from lstlm.spherical.native import Kernel, kernel_for, kernel_of_ids
 
 ADAGRAD_EPSILON = 1e-10
 
@@ -34,37 +34,49 @@ class RowValues(NamedTuple):
 
 def outside(ids: Tensor, rows: int) -> int | None:
     """Return one of the ids, of any shape, that is not one of a table of so many rows; None where all are."""
-    kernel = kernel_for(ids)
-    if kernel is None:
-        low, high = (int(extreme) for extreme in ids.aminmax())
-        return low if low < 0 else high if high >= rows else None
-    ids = _listed(ids)
-    wrong = kernel.outside(ids.data_ptr(), ids.numel(), rows)
-    return None if wrong < 0 else int(ids.view(-1)[wrong])
+    if ids.numel() == 0:
+        return None
+    if (kernel := kernel_of_ids(ids)) is not None:
+        listed = _listed(ids).view(-1)
+        wrong = kernel.outside(listed.data_ptr(), len(listed), rows)
+        return None if wrong < 0 else int(listed[wrong])
+    low, high = (int(extreme) for extreme in ids.aminmax())
+    return low if low < 0 else high if high >= rows else None
 
 
 def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> Tensor:
     """Return (n/each,size): scale times the sum of every `each` rows."""
-    kernel, size = _kernel_for(table), table.shape[1]
+    kernel, (D, size) = _kernel_for(table), table.shape
     if kernel is None:
         rows = table.index_select(0, ids)
         return rows if each == 1 and scale == 1 else rows.view(-1, each, size).sum(1).mul_(scale)
     ids = _listed(ids)
     rows = table.new_empty(len(ids) // each, size)
-    kernel.sum_rows(table.data_ptr(), size, ids.data_ptr(), len(rows), each, scale, rows.data_ptr())
+    place = table.data_ptr(), D, size, ids.data_ptr()
+    _check(kernel.sum_rows(*place, len(rows), each, scale, rows.data_ptr()), ids, D)
     return rows
+
+
+def write_rows(table: Tensor, ids: Tensor, values: Tensor) -> None:
+    """table[ids] ← values (n,size); those of a repeated id must be the same."""
+    kernel, (D, size) = _kernel_for(table, RowValues(ids, values)), table.shape
+    if kernel is None:
+        table.index_copy_(0, ids, values)
+        return
+    ids, values = _listed(ids), values.contiguous()
+    _check(kernel.write_rows(table.data_ptr(), D, size, ids.data_ptr(), len(ids), values.data_ptr()), ids, D)
 
 
 def add_rows(table: Tensor, change: RowValues, times: float = 1.0) -> None:
     """Add `times` what belongs to each row to it; what belongs to a repeated id adds up."""
-    kernel, (ids, values, each, scale) = _kernel_for(table), change
+    kernel, (D, size), (ids, values, each, scale) = _kernel_for(table, change), table.shape, change
     if kernel is None:
         # index_add_, not table[ids] += …: a word that is the target twice must count twice
         table.index_add_(0, ids, change.spread(), alpha=times * scale)
         return
     ids, values = _listed(ids), values.contiguous()
-    place = table.data_ptr(), table.shape[1]
-    kernel.add_rows(*place, ids.data_ptr(), len(ids), values.data_ptr(), each, times * scale)
+    place = table.data_ptr(), D, size, ids.data_ptr(), len(ids)
+    _check(kernel.add_rows(*place, values.data_ptr(), each, times * scale), ids, D)
 
 
 def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float) -> None:
@@ -72,27 +84,38 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
 
     For g_w the sum of all that belongs to row w: s_w += mean(g_w²), then row_w −= lr · g_w / (√s_w + 1e-10).
     """
-    kernel, size, (ids, values, each, scale) = _kernel_for(table), table.shape[1], gradient
-    if kernel is None:
-        words, where = torch.unique(ids, return_inverse=True)
+    kernel, (D, size), (ids, values, each, scale) = _kernel_for(table, gradient), table.shape, gradient
+    if kernel is None or squares.dtype != table.dtype or squares.shape != (D,) or not squares.is_contiguous():
+        words, where = torch.unique(ids.to(torch.int64), return_inverse=True)
         summed = values.new_zeros(len(words), size).index_add_(0, where, gradient.spread(), alpha=scale)
         grown = squares.index_select(0, words).add_(summed.square().mean(1))
         squares.index_copy_(0, words, grown)
-        table.index_add_(0, words, summed.div_(grown.sqrt_().add_(ADAGRAD_EPSILON)[:, None]), alpha=-lr)
+        table.index_add_(0, words, summed.div_(grown.sqrt_().add_(ADAGRAD_EPSILON)[:, None]).to(table.dtype), alpha=-lr)
         return
     ids, values, n = _listed(ids), values.contiguous(), len(ids)
     slots = 1 << (2 * n).bit_length()
     links, sums = ids.new_empty(2 * n + slots), values.new_empty(2, size)
-    kernel.adagrad_rows(
-        *(table.data_ptr(), size, squares.data_ptr(), ids.data_ptr(), n, values.data_ptr(), each, scale, lr),
-        *(ADAGRAD_EPSILON, links.data_ptr(), slots, sums.data_ptr()),
-    )
+    place = table.data_ptr(), D, size, ids.data_ptr(), n
+    numbers = values.data_ptr(), each, scale, squares.data_ptr(), lr, ADAGRAD_EPSILON
+    _check(kernel.adagrad_rows(*place, *numbers, links.data_ptr(), slots, sums.data_ptr()), ids, D)
 
 
-def _kernel_for(table: Tensor) -> Kernel | None:
-    return kernel_for(table) if table.is_contiguous() else None
+def _kernel_for(table: Tensor, of_rows: RowValues | None = None) -> Kernel | None:
+    """Return the compiled code if it can do it: one dtype, shapes that fit, the table in one piece."""
+    if not table.is_contiguous():
+        return None
+    if of_rows is not None:
+        ids, values, each, _ = of_rows
+        if values.dtype != table.dtype or not values.is_cpu or values.shape != (len(ids) // each, table.shape[1]):
+            return None
+    return kernel_for(table)
 
 
 def _listed(ids: Tensor) -> Tensor:
     """Return ids as compiled code reads them: int64, one after the other in memory."""
-    return ids.to(torch.int64).contiguous()
+    return ids.to("cpu", torch.int64).contiguous()
+
+
+def _check(wrong: int, ids: Tensor, D: int) -> None:
+    if wrong >= 0:
+        raise IndexError(f"row {int(ids[wrong])} of a table that has {D}")

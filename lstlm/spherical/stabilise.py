@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lstlm.errors import ConfigError
 from lstlm.spherical.history import REPAIRS
 from lstlm.spherical.host import Numbers, from_host, to_host
+from lstlm.spherical.native import kernel_for
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.state import FactoredState
 
@@ -187,11 +188,8 @@ class Lazy(Stabiliser):
         for _ in range(state.d):
             A = getattr(state, name)
             # a little of everything: what was repaired is orthogonal to what is left, and would never find it
-            X = to_host(block) + 0.1 * to_host(self.start)
-            for _ in range(2):
-                X = orthonormal(to_host(from_host(X, A) @ A @ A.T).astype(np.float64))
+            X, other = power_iteration(A, to_host(block) + 0.1 * to_host(self.start), 2)
             block.copy_(from_host(X, block))
-            other = to_host(from_host(X, A) @ A).astype(np.float64)
             # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
             inverse_extent = 1 / np.sqrt((other * other).sum(1))
             # what is about to leave the range goes with what has left it: else the next step would look again
@@ -218,6 +216,19 @@ class Lazy(Stabiliser):
         history.extend(-(-history.segments * len(X) // REPAIRS))
         report.rows_swept += sweep_some(state, history.rows_due() // SWEEP_ROWS * SWEEP_ROWS)
         report.repaired += len(X)
+
+
+def power_iteration(A: Tensor, X: Numbers, times: int) -> tuple[Numbers, Numbers]:
+    """Return X ← orthonormal(X A Aᵀ), `times` times over, and X A, for the few rows of X (k,d); both in float64."""
+    if (kernel := kernel_for(A)) is not None:
+        X = np.ascontiguousarray(X, dtype=np.float64)
+        (k, d), other = X.shape, np.empty_like(X)
+        found, scratch = (X.ctypes.data, other.ctypes.data), A.new_empty(2 * k, d)
+        kernel.power_iteration(kernel.gemm, d, A.stride(0), A.data_ptr(), k, times, *found, scratch.data_ptr())
+        return X, other
+    for _ in range(times):
+        X = orthonormal(to_host(from_host(X, A) @ A @ A.T).astype(np.float64))
+    return X, to_host(from_host(X, A) @ A).astype(np.float64)
 
 
 def orthonormal(X: Numbers) -> Numbers:

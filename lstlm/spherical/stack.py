@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.spherical.host import aligned_width, handy
+from lstlm.spherical.native import kernel_for
 
 FOLD_EVERY = 128
 
@@ -50,6 +51,7 @@ class Parts:
 
     def __init__(self, stored: Tensor, base: Tensor, deviation: Tensor) -> None:
         d, width = deviation.shape[1], stored.shape[1]
+        self.address = stored.data_ptr()
         table, numbers = stored[:, :d], handy(stored)
         self.value, self.Q, self.omega, self.w_bar = table[: 3 * d + 2], table[:d], table[d], table[d + 1]
         self.U_inv_T, self.U = table[d + 2 : 2 * d + 2], table[2 * d + 2 : 3 * d + 2]
@@ -218,7 +220,15 @@ class Stack(nn.Module):
         corrected along the right singular vectors Y (k,d) of the same values: U⁻¹ ← U⁻¹ + Yᵀ(Y − (YU⁻¹)U)U⁻¹, Newton's
         step on these directions. The update of U⁻¹ by T⁻¹ amplifies its error exactly where U shrinks.
         """
-        X, Y = X.to(torch.float64), Y.to(torch.float64)
+        X, Y = X.to(torch.float64).contiguous(), Y.to(torch.float64).contiguous()
+        kernel = kernel_for(self.table)
+        if kernel is not None and self.table.dtype == self.deviation.dtype:
+            given, scratch, width = X.new_tensor(alphas), X.new_empty(2 * len(X) + 1, self.d), self.table.shape[1]
+            place = self.d, width, self.U_inv_T.data_ptr(), self.deviation.data_ptr()
+            repairs = len(X), X.data_ptr(), given.data_ptr(), Y.data_ptr()
+            kernel.repair(*place, *repairs, scratch.data_ptr())
+            self.counters.version += 1
+            return
         U, U_inv_T = self.exactly("U"), self.exactly("U_inv_T")
         overlaps = X @ X.T
         inverse = [-a / (1 + a * n2) for a, n2 in zip(alphas, overlaps.diagonal().tolist(), strict=True)]
@@ -285,6 +295,7 @@ class Stack(nn.Module):
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
+        self.base = self.base.to(self.table)  # which may have been replaced by one of another dtype
         self._bind()
         self._rebase()
         self.counters.version += 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lstlm.spherical.history import History
-from lstlm.spherical.rows import RowValues, add_rows, read_rows
+from lstlm.spherical.rows import RowValues, add_rows, read_rows, write_rows
 from lstlm.spherical.stack import Stack
 
 MOST_ROWS = 1600  # brought forward at once: after the close of a segment it would be all, and the slowest step
@@ -48,6 +48,18 @@ class FactoredState(Stack):
         """A tensor of the layer's dtype and device."""
         return self.V
 
+    def buffers_for_c(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Return table, base, deviation and V; None unless they are of that dtype and without gaps in memory."""
+        found = self._buffers  # not by name: a module looks for those in three places
+        table, base, deviation, V = found["table"], found["base"], found["deviation"], found["V"]
+        assert table is not None and base is not None and deviation is not None and V is not None
+        if self.parts.address != table.data_ptr():  # the buffers were moved behind our back, as pickling does
+            self._bind()
+        for x in (table, base, deviation, V):
+            if x.dtype != dtype or not x.is_contiguous():
+                return None
+        return table, base, deviation, V
+
     def _new_history(self, lazy: bool) -> History:
         return History(self.stored_rows, self.d, like=self.V, segments=None if lazy else 0)
 
@@ -66,7 +78,7 @@ class FactoredState(Stack):
         if isinstance(ids, slice):
             self.V[ids] = rows
         else:
-            self.V.index_copy_(0, ids, rows)
+            write_rows(self.V, ids, rows)
         self.history.written(ids)
 
     def bring_forward(self, ids: Tensor) -> None:

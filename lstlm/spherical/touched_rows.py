@@ -149,7 +149,7 @@ class LowRank(TouchedRows):
             XT.addr_(self.state.w_bar, gradient.ds)
         XT.addcmul_(HQT, gradient.dq)
         self.grad_H = torch.addcmul(XT, HQT, gradient.dq).T
-        return self.grad_H
+        return self.grad_H.clone()  # which the caller may change: update() reads the other
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
@@ -196,7 +196,7 @@ class Square(TouchedRows):
         YW = embedding_bag(self.place, self.W_u, per_sample_weights=gradient.do, mode="sum")
         grad_H = YW.addcmul_(self.HQ, gradient.dq[:, None], value=2)
         self.grad_H = grad_H if gradient.ds is None else grad_H.addr_(gradient.ds, self.state.w_bar)
-        return self.grad_H
+        return self.grad_H.clone()  # which the caller may change: grad_norm() reads the other
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""

@@ -28,6 +28,8 @@ from tests.spherical.oracle import (
     scaled,
 )
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 D, d = 29, 6
 TIGHT = {"stabilise": "lazy", "stabilise_range": (0.8, 1.25)}
 

@@ -6,27 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lstlm.spherical import rows
 from lstlm.spherical.native import kernel_for
-from lstlm.spherical.rows import RowValues, adagrad_rows, add_rows, read_rows
+from lstlm.spherical.rows import RowValues, adagrad_rows, add_rows, outside, read_rows, write_rows
 
 IDS = torch.tensor([3, 9, 3, 0, 3, 7, 7, 1, 3, 9, 8, 2])  # one word four times, another two bags in a row
 SIZES = [1, 16, 37]
-
-
-@pytest.fixture(params=["compiled", "torch"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "torch":
-        monkeypatch.setattr(rows, "kernel_for", lambda table: None)
-    elif kernel_for(torch.zeros(1)) is None:
-        pytest.skip("the kernel was not compiled")
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("each", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -41,7 +32,6 @@ def test_reading_and_adding(size: int, each: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(table, plain)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("each", [1, 3])
 def test_adagrad(size: int, each: int) -> None:
@@ -59,7 +49,6 @@ def test_adagrad(size: int, each: int) -> None:
     torch.testing.assert_close(squares, plain_squares, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.usefixtures("way")
 def test_many_ids_whose_hashes_meet() -> None:
     """Every id is taken twice; 4,096 of them are multiples of a power of 2, which poor hashing would pile up."""
     ids = torch.cat([torch.arange(4096) * 256, torch.arange(4096).flip(0) * 256])
@@ -70,7 +59,6 @@ def test_many_ids_whose_hashes_meet() -> None:
     assert int(table.count_nonzero()) == 2 * 4096
 
 
-@pytest.mark.usefixtures("way")
 def test_memory_that_is_not_in_one_piece() -> None:
     table = random(10, 8)[:, :5]
     expected = table.clone().index_add_(0, IDS[::2], random(6, 9)[:, 4:])
@@ -82,13 +70,11 @@ def test_memory_that_is_not_in_one_piece() -> None:
     torch.testing.assert_close(whole, expected.index_add_(0, IDS[::2], random(6, 9)[:, 4:]))
 
 
-@pytest.mark.usefixtures("way")
 def test_ids_of_32_bits() -> None:
     table = random(10, 4)
     assert torch.equal(read_rows(table, IDS.int()), table[IDS])
 
 
-@pytest.mark.usefixtures("way")
 def test_no_rows_at_all() -> None:
     table, squares = random(10, 4), torch.zeros(10, dtype=torch.float64)
     before, nothing = table.clone(), RowValues(IDS[:0], random(0, 4))
@@ -96,3 +82,45 @@ def test_no_rows_at_all() -> None:
     add_rows(table, nothing)
     adagrad_rows(table, squares, nothing, 1.0)
     assert torch.equal(table, before)
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 2**40])
+def test_an_id_that_is_no_row_changes_nothing(bad: int) -> None:
+    table, squares = random(10, 4), torch.ones(10, dtype=torch.float64)
+    before, ids, values = table.clone(), torch.tensor([1, 2, bad]), random(3, 4)
+    for attempt in (
+        lambda: read_rows(table, ids),
+        lambda: write_rows(table, ids, values),
+        lambda: add_rows(table, RowValues(ids, values)),
+        lambda: adagrad_rows(table, squares, RowValues(ids, values), 0.1),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            attempt()
+    assert torch.equal(squares, torch.ones(10, dtype=torch.float64))
+    if kernel_for(table) is not None:  # torch adds up to the first bad one
+        assert torch.equal(table, before)
+    assert outside(ids, 10) == bad
+    assert outside(ids[:2], 10) is None
+    assert outside(ids[:0], 10) is None
+
+
+def test_numbers_of_several_kinds_are_left_to_torch() -> None:
+    table = random(10, 4)
+    with pytest.raises(RuntimeError):
+        add_rows(table, RowValues(IDS, random(len(IDS), 4).float()))
+    with pytest.raises(RuntimeError):
+        add_rows(table, RowValues(IDS, random(len(IDS), 3)))
+    with pytest.raises((RuntimeError, IndexError)):
+        adagrad_rows(table, torch.zeros(3, dtype=torch.float64), RowValues(IDS, random(len(IDS), 4)), 0.1)
+    assert torch.equal(read_rows(torch.arange(20).view(10, 2), IDS), torch.arange(20).view(10, 2)[IDS])
+    half = random(10, 4).to(torch.bfloat16)
+    assert torch.equal(read_rows(half, IDS), half[IDS])
+
+
+def test_adagrad_goes_on_after_the_table_was_converted() -> None:
+    table, squares = random(10, 4), torch.ones(10)
+    values = random(len(IDS), 4)
+    expected, exact = table.clone(), torch.ones(10, dtype=torch.float64)
+    adagrad_rows(table, squares, RowValues(IDS, values), 0.1)
+    adagrad_rows(expected, exact, RowValues(IDS, values), 0.1)
+    torch.testing.assert_close(table, expected, rtol=1e-6, atol=1e-6)

@@ -28,6 +28,8 @@ from tests.spherical.oracle import (
     snapshot,
 )
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 D, d = 31, 6
 REPAIRING = [method for method in METHODS if method != "none"]
 

@@ -1,0 +1,9 @@
+#include "rows.h"
+
+#include "layers.h"
+
+#include "history.h"
+
+#include "frame.h"
+
+#include "low_rank.h"

@@ -1,0 +1,76 @@
+/* What every part needs. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
+#define FOR_THIS_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_THIS_PROCESSOR
+#endif
+
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)0)
+#endif
+
+enum {
+    LINE = 64,    /* bytes of a cache line */
+    AHEAD = 4,    /* rows to ask memory for in advance */
+    LANES = 16,   /* sums side by side, so that one of vectors comes of it */
+    AT_ONCE = 64, /* rows of about the same age in one product */
+};
+
+/* The place of the first of ids (n,) that is not below `rows`; −1 where all are. A negative id is a large one, unsigned. */
+int64_t outside(const int64_t *ids, int64_t n, int64_t rows)
+{
+    for (int64_t i = 0; i < n; i++)
+        if ((uint64_t)ids[i] >= (uint64_t)rows) return i;
+    return -1;
+}
+
+/* seen ← how many repairs since `start` the rows ids (n,) have seen, by their stamps; returns how many are older. */
+int64_t read_stamps(const int32_t *stamp, const int64_t *ids, int64_t n, int64_t start, int64_t *seen)
+{
+    int64_t older = 0;
+    for (int64_t i = 0; i < n; i++) {
+        seen[i] = stamp[ids[i]] - start;
+        if (seen[i] < 0) seen[i] = 0, older++;
+    }
+    return older;
+}
+
+/* The stamps of the rows ids (n,) ← now; returns n. */
+int64_t write_stamps(int32_t *stamp, const int64_t *ids, int64_t n, int64_t now)
+{
+    for (int64_t i = 0; i < n; i++) stamp[ids[i]] = (int32_t)now;
+    return n;
+}
+
+enum { IDENTITY, TANH, RELU };
+
+/* tanh to 1.4 units in the last place: a polynomial near 0, else 1 − 2/(e²ˣ + 1) with e²ˣ = 2ⁿ · a polynomial. */
+static inline float tanh_float32(float x)
+{
+    const float z = x * x, size = fabsf(x) < 9.1f ? fabsf(x) : 9.1f; /* beyond it tanh is 1 */
+    float near = 0.021003641f + z * -0.006104948f;
+    near = -0.333333284f + z * (0.133327827f + z * (-0.0538524985f + z * near));
+    const float power = size * 2.88539008f; /* 2/ln 2 */
+    const float n = (power + 12582912.0f) - 12582912.0f, rest = power - n; /* n: to the nearest whole number */
+    float curve = 0.00961805694f + rest * (0.00133908668f + rest * 0.000154614478f);
+    curve = 1 + rest * (0.693147182f + rest * (0.240226507f + rest * (0.0555035695f + rest * curve)));
+    const union {
+        int32_t bits;
+        float value;
+    } two_to_n = {((int32_t)n + 127) << 23};
+    const float far = 1 - 2 / (curve * two_to_n.value + 1);
+    const float result = size < 0.625f ? x + x * (z * near) : copysignf(far, x);
+    return x == x ? result : x; /* what is not a number stays so */
+}
+
+static inline double tanh_float64(double x) { return tanh(x); }
+
+#define JOIN_(name, type) name##_##type
+#define JOIN(name, type) JOIN_(name, type)
+#define NAME(name) JOIN(name, TYPE)

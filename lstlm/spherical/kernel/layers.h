@@ -1,0 +1,62 @@
+/* Products, and the hidden layers: layers.py. */
+
+/* 64-bit integers, of which a BLAS of 32-bit integers reads the lower half. */
+typedef void NAME(Gemm)(const char *, const char *, const int64_t *, const int64_t *, const int64_t *, const REAL *,
+                        const REAL *, const int64_t *, const REAL *, const int64_t *, const REAL *, REAL *,
+                        const int64_t *);
+
+/* C (M,N) ← alpha · A B + beta · C, where `transposed` names which of A and B are stored transposed. */
+static void NAME(product)(NAME(Gemm) *gemm, const char transposed[2], int64_t M, int64_t N, int64_t K, double alpha,
+                          const REAL *A, int64_t lda, const REAL *B, int64_t ldb, double beta, REAL *C, int64_t ldc)
+{
+    const REAL a = (REAL)alpha, b = (REAL)beta;
+    gemm(transposed + 1, transposed, &N, &M, &K, &a, B, &ldb, A, &lda, &b, C, &ldc); /* BLAS sees all transposed */
+}
+
+/* The activations of hidden layers, by number. */
+static REAL NAME(activated)(int64_t activation, REAL x)
+{
+    if (activation == RELU) return x > 0 || x != x ? x : 0;
+    return activation == TANH ? NAME(tanh)(x) : x;
+}
+
+/* The gradient of what an activation took, given its result and the gradient of that. */
+static REAL NAME(sloped)(int64_t activation, REAL y, REAL dy)
+{
+    if (activation == RELU) return y <= 0 ? 0 : dy;
+    return activation == TANH ? dy * (1 - y * y) : dy;
+}
+
+/* Y (units,m) ← f(A X + a 1ᵀ) for A (units,inputs), and X (inputs,m), or stored as (m,inputs) where `by_rows`. */
+FOR_THIS_PROCESSOR void NAME(layer_forward)(NAME(Gemm) *gemm, int64_t activation, int64_t units, int64_t inputs,
+                                            int64_t m, const REAL *A, const REAL *a, const REAL *X, int64_t by_rows,
+                                            REAL *Y)
+{
+    NAME(product)(gemm, by_rows ? "NT" : "NN", units, m, inputs, 1, A, inputs, X, by_rows ? inputs : m, 0, Y, m);
+    for (int64_t j = 0; j < units; j++)
+        switch (activation) { /* outside the loop over examples, which is then one of vectors */
+        case TANH: for (int64_t i = 0; i < m; i++) Y[j * m + i] = NAME(activated)(TANH, Y[j * m + i] + a[j]); break;
+        case RELU: for (int64_t i = 0; i < m; i++) Y[j * m + i] = NAME(activated)(RELU, Y[j * m + i] + a[j]); break;
+        default: for (int64_t i = 0; i < m; i++) Y[j * m + i] += a[j];
+        }
+}
+
+/* Given the gradient dY of Y = f(Z), Z = A X + a 1ᵀ: those of Z, A, a and, unless NULL, of X, stored as X is. */
+FOR_THIS_PROCESSOR void NAME(layer_backward)(NAME(Gemm) *gemm, int64_t activation, int64_t units, int64_t inputs,
+                                             int64_t m, const REAL *A, const REAL *X, int64_t by_rows, const REAL *Y,
+                                             const REAL *dY, REAL *dZ, REAL *dA, REAL *da, REAL *dX)
+{
+    for (int64_t j = 0; j < units; j++) {
+        const REAL *y = Y + j * m, *dy = dY + j * m;
+        REAL *dz = dZ + j * m;
+        switch (activation) {
+        case TANH: for (int64_t i = 0; i < m; i++) dz[i] = NAME(sloped)(TANH, y[i], dy[i]); break;
+        case RELU: for (int64_t i = 0; i < m; i++) dz[i] = NAME(sloped)(RELU, y[i], dy[i]); break;
+        default: for (int64_t i = 0; i < m; i++) dz[i] = dy[i];
+        }
+        da[j] = (REAL)NAME(total)(dz, m);
+    }
+    NAME(product)(gemm, by_rows ? "NN" : "NT", units, inputs, m, 1, dZ, m, X, by_rows ? inputs : m, 0, dA, inputs);
+    if (dX && by_rows) NAME(product)(gemm, "TN", m, inputs, units, 1, dZ, m, A, inputs, 0, dX, inputs);
+    if (dX && !by_rows) NAME(product)(gemm, "TN", inputs, m, units, 1, A, inputs, dZ, m, 0, dX, m);
+}
