@@ -64,6 +64,8 @@ def _memory() -> int | None:
 def _torch() -> dict[str, Any]:
     import torch
 
+    from lstlm.spherical.native import kernel_for
+
     build = torch.__config__.show()
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         blas = next((line.strip(" -") for line in build.splitlines() if "Math Kernel Library" in line), "MKL")
@@ -77,6 +79,7 @@ def _torch() -> dict[str, Any]:
         "threads_interop": torch.get_num_interop_threads(),
         "blas": blas,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "compiled_kernel": kernel_for(torch.zeros(1)) is not None,
         "cuda": torch.version.cuda,
         "distributed": torch.distributed.is_available(),
         "devices": devices,

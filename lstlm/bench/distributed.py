@@ -57,7 +57,7 @@ class Plan:
     def config(self, vocab: int, m: int) -> Config:
         """Return the model: the paper's, with the factored layer and the Z-loss."""
         method = expand(("factored",), ("z",), ("lazy",))[0]
-        plan = ModelPlan([method], vocab, self.hidden, m, self.context, layers=self.layers)
+        plan = ModelPlan([method], vocab, self.hidden, m, self.context, layers=self.layers, combine="concat")
         return configuration(plan, method)
 
 

@@ -48,7 +48,8 @@ PAPER = {
 class Plan:
     """What to time: an n-gram model of `context` words and `layers` hidden layers of `hidden` units.
 
-    `combine` is how the words' vectors become the first layer's input: `concat` makes it `context` times as wide.
+    `combine` is how the words' vectors become the first layer's input. The paper's model has 300 units on all layers,
+    the first of them W⁽¹⁾ᵀx for a sparse x: a sum. `concat` makes the input `context` times as wide.
     """
 
     methods: Sequence[Method]
@@ -57,7 +58,7 @@ class Plan:
     m: int = 128
     context: int = 4
     layers: int = 2
-    combine: Literal["concat", "sum", "mean"] = "concat"
+    combine: Literal["concat", "sum", "mean"] = "sum"
     effort: Effort = field(default_factory=Effort)
 
 

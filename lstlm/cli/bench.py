@@ -88,8 +88,8 @@ Example:
 @click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
 @click.option("--layers", type=click.IntRange(0), default=2, show_default=True, help="Hidden layers.")
 @click.option("--context", type=click.IntRange(1), default=4, show_default=True, help="Words of context.")
-@click.option("--combine", type=click.Choice(["concat", "sum", "mean"]), default="concat", show_default=True,
-              help="How their vectors become one.")  # fmt: skip
+@click.option("--combine", type=click.Choice(["concat", "sum", "mean"]), default="sum", show_default=True,
+              help="How their vectors become one; the paper has 300 units everywhere.")  # fmt: skip
 @click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step.")
 @common.names_option("--methods", "naive, naive-blocked, softmax, hierarchical, adaptive, sampled, factored")
 @common.names_option("--losses", "z")

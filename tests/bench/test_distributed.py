@@ -39,7 +39,7 @@ def test_the_size_of_a_minibatch_is_spelled_as_in_the_other_benchmarks() -> None
     assert outcome.exit_code == 2 and "'0' is not a whole number from 1 on" in outcome.output
 
 
-def test_the_model_is_the_papers() -> None:
+def test_the_model_is_that_of_the_recipes() -> None:
     model = Plan(worlds=[1], vocab_sizes=[200], batch_sizes=[4], hidden=8, layers=3).config(200, 4).model
     assert (model.combine, model.hidden) == ("concat", (8, 8, 8))
 
