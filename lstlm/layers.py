@@ -47,7 +47,7 @@ class SparseEmbedding(nn.Module):
             n = context.shape[1]
             read = read_rows(self.weight, context.reshape(-1), n, 1.0 if self.combine == "sum" else 1 / n)
         if self.training and torch.is_grad_enabled():
-            self._last.context, self._last.rows = context, read.requires_grad_()
+            self._last.context, self._last.rows = context.clone(), read.requires_grad_()
         return read
 
     def gradient(self) -> RowValues:

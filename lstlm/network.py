@@ -129,9 +129,12 @@ class Encoding:
         self._read = network.embedding(context)
         self._pass = network.hidden.run(self._read.detach())
         self.h = self._pass.h
+        self._version = self.h._version
 
     def backward(self, gradient: Tensor) -> None:
         """Give hidden layers and word vectors their gradients, given that of h."""
+        if self.h._version != self._version:
+            raise ConfigError("h was changed in place after it was computed; backward() needs it as it was")
         dx, gradients = self._pass.backward(gradient)
         for parameter, found in zip(self._parameters, gradients, strict=True):
             if parameter.requires_grad:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import check_enough_words, join_rows, rows_of_rank
 from lstlm.errors import ConfigError
-from lstlm.spherical.rows import RowValues
+from lstlm.spherical.rows import RowValues, outside
 
 
 class ShardedEmbedding(nn.Module):
@@ -30,6 +30,8 @@ class ShardedEmbedding(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the combined rows of this rank's context (m,n). Collective; the result is this rank's own."""
+        if (wrong := outside(context, self.vocab)) is not None:
+            raise IndexError(f"row {wrong} of a table that has {self.vocab}")
         request = _Request(context.reshape(-1), self.vocab, self.ranks)
         rows = request.fetch(self.weight)
         if self.training and torch.is_grad_enabled():

@@ -32,7 +32,7 @@ def checked_values(target_values: Tensor, target_ids: Tensor, ids: Tensor) -> Te
     """Return target_values, of the shape of target_ids, as float64 (m,K)."""
     if target_values.shape != target_ids.shape:
         raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
-    values = target_values.detach().reshape(ids.shape).to(torch.float64)
+    values = target_values.detach().reshape(ids.shape).to(torch.float64, copy=True)
     if not bool(torch.isfinite(values).all()):
         raise ConfigError("target_values: every value must be finite")
     return values

@@ -2,8 +2,8 @@
 
 Between its products a step has some fifty small operations. After each product they find the caches cold, and the
 interpreter with them, so that they cost more than their arithmetic does; in compiled code they cost next to nothing.
-Everything else (K > 1, a preconditioner, other devices, large minibatches)
-is `touched_rows.py`, which is also what the kernel is tested against.
+Everything else (K > 1, a preconditioner, other devices, large minibatches) is `touched_rows.py`, which is also what the
+kernel is tested against.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ class CompiledLowRank(LowRank):
         if P is not None:
             self._name_products()
             return super().update(eta, P)
-        now = self.state.buffers_for_c(self.H.dtype)
-        if now is None or any(x is not y for x, y in zip(self.buffers, now, strict=True)):
+        now, step = self.state.buffers_for_c(self.H.dtype), self.step
+        seen = step.table, step.base, step.deviation, step.V
+        if now is None or tuple(x.data_ptr() for x in now) != seen:
             raise NumericsError("the weights were replaced since forward(); call forward() and backward() again")
-        state, H, step, kernel, (m, d) = self.state, self.H, self.step, self.kernel, self.H.shape
+        state, H, kernel, (m, d) = self.state, self.H, self.kernel, self.H.shape
         A, _, C = squares = H.new_empty(3, m, m)
         J, change = H.new_empty(m, step.width), H.new_empty(m, d)
         step.A, step.N, step.C = (square.data_ptr() for square in squares)

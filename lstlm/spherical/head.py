@@ -93,7 +93,7 @@ class SphericalHead(SphericalReader):
 
     def _upstream(self, upstream: Tensor) -> Numbers:
         """Return the upstream gradient of the global minibatch, given that of the examples that are here."""
-        return to_host(self._gather_upstream(upstream))
+        return to_host(self._gather_upstream(upstream)).copy()
 
     def _partials(self, step: Step, values: Tensor) -> Partials:
         """Return the loss and its partial derivatives in float64, with the prior taken into account."""

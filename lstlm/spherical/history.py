@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lstlm.errors import CheckpointError, NumericsError
 from lstlm.spherical.host import Numbers, to_host
-from lstlm.spherical.native import AT_ONCE, Kernel, Segments, kernel_for
-from lstlm.spherical.rows import read_rows, write_rows
+from lstlm.spherical.native import AT_ONCE, Kernel, Segments, kernel_for, plain
+from lstlm.spherical.rows import listed, read_rows, write_rows
 
 REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
 MOST_SEGMENTS = 48  # closed segments alive: a minibatch meets most of them, a product each; fewer mean more sweeping
@@ -64,9 +65,13 @@ class History(nn.Module):
         self.register_buffer("onward", like.new_zeros(slots, 2, d, d))  # to the open segment: from its start, its end
         unseen = like.new_ones(repairs + 1, repairs).triu() if repairs else like.new_ones(0, 0)
         self.register_buffer("unseen", unseen, persistent=False)  # row τ: which repairs one that has seen τ has not
-        self.register_buffer("reached", torch.zeros(slots, dtype=torch.int64))  # `onward` covers segments below this
-        self.register_buffer("swept_at", torch.zeros(slots, dtype=torch.int64))  # rows swept before it closed
-        self.register_buffer("clock", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer(
+            "reached", torch.zeros(slots, dtype=torch.int64, device="cpu")
+        )  # `onward` covers segments below this
+        self.register_buffer(
+            "swept_at", torch.zeros(slots, dtype=torch.int64, device="cpu")
+        )  # rows swept before it closed
+        self.register_buffer("clock", torch.zeros(3, dtype=torch.int64, device="cpu"))
         self._sync()
 
     def _sync(self) -> None:
@@ -75,14 +80,21 @@ class History(nn.Module):
         self.open, self.count, self.swept = counters
 
     def _tick(self, *, open: int | None = None, count: int | None = None, swept: int | None = None) -> None:
-        self.clock[:] = torch.tensor(
-            [
-                self.open if open is None else open,
-                self.count if count is None else count,
-                self.swept if swept is None else swept,
-            ]
-        )
+        now = [
+            self.open if open is None else open,
+            self.count if count is None else count,
+            self.swept if swept is None else swept,
+        ]
+        self.clock[:] = torch.tensor(now, device=self.clock.device)
         self._sync()
+
+    def _kernel_for(self, rows: Tensor) -> Kernel | None:
+        """Return the compiled code, where rows and what is kept here are of one dtype and without gaps in memory."""
+        kept = self._buffers
+        for x in (rows, kept["X"], kept["Y"], kept["U"], kept["onward"]):
+            if x is None or x.dtype != rows.dtype or not x.is_contiguous():
+                return None
+        return kernel_for(rows) if self.stamp.dtype == torch.int32 and self.stamp.is_contiguous() else None
 
     @property
     def empty(self) -> bool:
@@ -109,11 +121,11 @@ class History(nn.Module):
         """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but these rows."""
         if self.empty or len(rows) == 0:
             return rows
-        kernel = kernel_for(rows)
-        if kernel is not None and not isinstance(ids, slice):
-            ids, seen = ids.contiguous(), np.empty(len(rows), dtype=np.int64)
-            place = self.stamp.data_ptr(), ids.data_ptr()
-            if kernel.read_stamps(*place, len(rows), self.start, seen.ctypes.data) == 0:  # of closed segments
+        kernel = self._kernel_for(rows)
+        if kernel is not None and not isinstance(ids, slice) and plain(ids):
+            ids, seen = listed(ids), np.empty(len(rows), dtype=np.int64)
+            place = self.stamp.data_ptr(), len(self.stamp), ids.data_ptr(), len(ids)
+            if kernel.read_stamps(*place, self.start, self.count, seen.ctypes.data) == 0:  # none of a closed segment
                 return self._repair(self.open, rows, seen, self.count)
         stamp = to_host(self.stamp[ids] if isinstance(ids, slice) else self.stamp.index_select(0, ids))
         old = np.flatnonzero(stamp < self.start)
@@ -137,7 +149,9 @@ class History(nn.Module):
         """Return rows of closed segments, oldest first, as they are at the start of the open one."""
         taken = torch.empty_like(rows)
         segment, seen = np.divmod(stamp.astype(np.int64), REPAIRS + 1)
-        if (kernel := kernel_for(rows)) is not None:
+        if len(segment) and not self.live.start <= segment[0] <= segment[-1] < self.open:
+            raise NumericsError("a row says that it is of a segment that is gone or yet to come: the state is damaged")
+        if (kernel := self._kernel_for(rows)) is not None:
             self._leave_compiled(kernel, rows, segment, seen, taken)
             return taken
         numbers, starts = np.unique(segment, return_index=True)
@@ -175,11 +189,12 @@ class History(nn.Module):
             return rows
         slot = segment % (self.segments + 1)
         X, Y, n = self.X[slot, :count], self.Y[slot, :count], len(rows)
-        if (kernel := kernel_for(rows)) is not None:
+        if (kernel := self._kernel_for(rows)) is not None:
             seen, spare = seen.astype(np.int64, copy=False), self._spare(rows, count)
             of_rows, repairs = (rows.data_ptr(), seen.ctypes.data, n), (X.data_ptr(), Y.data_ptr(), count)
-            kernel.repair_rows(kernel.gemm, rows.shape[1], *of_rows, *repairs, *(x.data_ptr() for x in spare))
-            return rows
+            scratch = (x.data_ptr() for x in spare)
+            if kernel.repair_rows(kernel.gemm, rows.shape[1], *of_rows, *repairs, *scratch) == 0:
+                return rows
         unseen = self.unseen.index_select(0, torch.from_numpy(seen).to(rows.device))[:, :count]
         return rows.addmm_((rows @ X.T).mul_(unseen), Y)
 
@@ -189,10 +204,11 @@ class History(nn.Module):
             return
         if isinstance(ids, slice):
             self.stamp[ids] = self.now
-        elif (kernel := kernel_for(self.X)) is not None:
-            ids = ids.contiguous()
-            kernel.write_stamps(self.stamp.data_ptr(), ids.data_ptr(), len(ids), self.now)
-        else:
+            return
+        ids = listed(ids)
+        kernel = self._kernel_for(self.X) if plain(ids) else None
+        place = self.stamp.data_ptr(), len(self.stamp), ids.data_ptr(), len(ids)
+        if kernel is None or kernel.write_stamps(*place, self.now) != 0:
             self.stamp.index_fill_(0, ids, self.now)
 
     # ---- recording -----------------------------------------------------------------------------------------------
@@ -251,3 +267,6 @@ class History(nn.Module):
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._sync()
+        newest = int(self.stamp.max()) if self.segments else 0
+        if not (0 <= self.count <= REPAIRS and self.open >= 0 and newest <= self.now):
+            raise CheckpointError("the history of the output layer does not fit together: the state is damaged")

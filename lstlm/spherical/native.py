@@ -28,7 +28,7 @@ _SIGNATURES = {
     "adagrad_rows": "n pnnpnpnxpxxpnp",
     "layer_forward": "- pnnnnpppnp",
     "layer_backward": "- pnnnnppnpppppp",
-    "repair_rows": "- pnppnppnpp",
+    "repair_rows": "n pnppnppnpp",
     "leave_segments": "- ppppnpppp",
     "power_iteration": "- pnnpnnppp",
     "repair": "- nnppnpppp",
@@ -40,7 +40,7 @@ _SIGNATURES = {
     "update": "- p",
     "size_of_structs": "n ",
 }
-_OF_IDS = {"outside": "n pnn", "read_stamps": "n ppnnp", "write_stamps": "n ppnn"}
+_OF_IDS = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn"}
 
 
 class Step(ctypes.Structure):
@@ -49,14 +49,9 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("gemm", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("d", "m", "width")),
-        *(
-            (name, ctypes.c_void_p)
-            for names in (
-                "table base deviation V ids HT p rows products outputs",
-                "dq ds do grad_H A N C J change",
-            )
-            for name in names.split()
-        ),
+        *((name, ctypes.c_void_p) for name in ("table", "base", "deviation", "V", "ids", "HT", "p", "rows")),
+        *((name, ctypes.c_void_p) for name in ("products", "outputs", "dq", "ds", "do", "grad_H")),
+        *((name, ctypes.c_void_p) for name in ("A", "N", "C", "J", "change")),
         *((name, ctypes.c_double) for name in ("eta", "p_norm2")),
     )
 
@@ -92,14 +87,17 @@ class Kernel:
 
 def kernel_for(x: Tensor) -> Kernel | None:
     """Return the compiled functions for tensors like x, of float32 or float64 on the CPU; None where it has none."""
-    if not x.is_cpu or type(x) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling():
-        return None
-    return _load(x.dtype)
+    return _load(x.dtype) if plain(x) and not torch.compiler.is_compiling() else None
 
 
 def kernel_of_ids(ids: Tensor) -> Kernel | None:
     """Return the compiled functions that take ids alone."""
-    return _load(torch.float32) if ids.is_cpu and type(ids) is Tensor else None
+    return _load(torch.float32) if plain(ids) else None
+
+
+def plain(x: Tensor) -> bool:
+    """Say whether x has its numbers in this machine's memory: not on a device, and not a tensor in name only."""
+    return x.is_cpu and type(x) in (Tensor, nn.Parameter)
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lstlm.spherical.native import Kernel, kernel_for, kernel_of_ids
+from lstlm.spherical.native import Kernel, kernel_for, kernel_of_ids, plain
 
 ADAGRAD_EPSILON = 1e-10
 
@@ -37,20 +37,20 @@ def outside(ids: Tensor, rows: int) -> int | None:
     if ids.numel() == 0:
         return None
     if (kernel := kernel_of_ids(ids)) is not None:
-        listed = _listed(ids).view(-1)
-        wrong = kernel.outside(listed.data_ptr(), len(listed), rows)
-        return None if wrong < 0 else int(listed[wrong])
+        flat = listed(ids).view(-1)
+        wrong = kernel.outside(flat.data_ptr(), len(flat), rows)
+        return None if wrong < 0 else int(flat[wrong])
     low, high = (int(extreme) for extreme in ids.aminmax())
     return low if low < 0 else high if high >= rows else None
 
 
 def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> Tensor:
     """Return (n/each,size): scale times the sum of every `each` rows."""
-    kernel, (D, size) = _kernel_for(table), table.shape
+    kernel, (D, size) = _kernel_for(table, ids), table.shape
     if kernel is None:
         rows = table.index_select(0, ids)
         return rows if each == 1 and scale == 1 else rows.view(-1, each, size).sum(1).mul_(scale)
-    ids = _listed(ids)
+    ids = listed(ids)
     rows = table.new_empty(len(ids) // each, size)
     place = table.data_ptr(), D, size, ids.data_ptr()
     _check(kernel.sum_rows(*place, len(rows), each, scale, rows.data_ptr()), ids, D)
@@ -59,22 +59,23 @@ def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> 
 
 def write_rows(table: Tensor, ids: Tensor, values: Tensor) -> None:
     """table[ids] ← values (n,size); those of a repeated id must be the same."""
-    kernel, (D, size) = _kernel_for(table, RowValues(ids, values)), table.shape
+    kernel, (D, size) = _kernel_for(table, ids, values), table.shape
     if kernel is None:
         table.index_copy_(0, ids, values)
         return
-    ids, values = _listed(ids), values.contiguous()
+    ids, values = listed(ids), values.contiguous()
     _check(kernel.write_rows(table.data_ptr(), D, size, ids.data_ptr(), len(ids), values.data_ptr()), ids, D)
 
 
 def add_rows(table: Tensor, change: RowValues, times: float = 1.0) -> None:
     """Add `times` what belongs to each row to it; what belongs to a repeated id adds up."""
-    kernel, (D, size), (ids, values, each, scale) = _kernel_for(table, change), table.shape, change
+    (D, size), (ids, values, each, scale) = table.shape, change
+    kernel = _kernel_for(table, ids, values, each)
     if kernel is None:
         # index_add_, not table[ids] += …: a word that is the target twice must count twice
         table.index_add_(0, ids, change.spread(), alpha=times * scale)
         return
-    ids, values = _listed(ids), values.contiguous()
+    ids, values = listed(ids), values.contiguous()
     place = table.data_ptr(), D, size, ids.data_ptr(), len(ids)
     _check(kernel.add_rows(*place, values.data_ptr(), each, times * scale), ids, D)
 
@@ -84,7 +85,8 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
 
     For g_w the sum of all that belongs to row w: s_w += mean(g_w²), then row_w −= lr · g_w / (√s_w + 1e-10).
     """
-    kernel, (D, size), (ids, values, each, scale) = _kernel_for(table, gradient), table.shape, gradient
+    (D, size), (ids, values, each, scale) = table.shape, gradient
+    kernel = _kernel_for(table, ids, values, each) if plain(squares) else None
     if kernel is None or squares.dtype != table.dtype or squares.shape != (D,) or not squares.is_contiguous():
         words, where = torch.unique(ids.to(torch.int64), return_inverse=True)
         summed = values.new_zeros(len(words), size).index_add_(0, where, gradient.spread(), alpha=scale)
@@ -92,7 +94,7 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
         squares.index_copy_(0, words, grown)
         table.index_add_(0, words, summed.div_(grown.sqrt_().add_(ADAGRAD_EPSILON)[:, None]).to(table.dtype), alpha=-lr)
         return
-    ids, values, n = _listed(ids), values.contiguous(), len(ids)
+    ids, values, n = listed(ids), values.contiguous(), len(ids)
     slots = 1 << (2 * n).bit_length()
     links, sums = ids.new_empty(2 * n + slots), values.new_empty(2, size)
     place = table.data_ptr(), D, size, ids.data_ptr(), n
@@ -100,20 +102,20 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
     _check(kernel.adagrad_rows(*place, *numbers, links.data_ptr(), slots, sums.data_ptr()), ids, D)
 
 
-def _kernel_for(table: Tensor, of_rows: RowValues | None = None) -> Kernel | None:
+def _kernel_for(table: Tensor, ids: Tensor, values: Tensor | None = None, each: int = 1) -> Kernel | None:
     """Return the compiled code if it can do it: one dtype, shapes that fit, the table in one piece."""
-    if not table.is_contiguous():
+    if not (table.is_contiguous() and plain(ids)):
         return None
-    if of_rows is not None:
-        ids, values, each, _ = of_rows
-        if values.dtype != table.dtype or not values.is_cpu or values.shape != (len(ids) // each, table.shape[1]):
+    if values is not None:
+        alike = plain(values) and values.dtype == table.dtype
+        if not alike or values.shape != (len(ids) // each, table.shape[1]):
             return None
     return kernel_for(table)
 
 
-def _listed(ids: Tensor) -> Tensor:
+def listed(ids: Tensor) -> Tensor:
     """Return ids as compiled code reads them: int64, one after the other in memory."""
-    return ids.to("cpu", torch.int64).contiguous()
+    return ids.to(torch.int64).contiguous()
 
 
 def _check(wrong: int, ids: Tensor, D: int) -> None:

@@ -185,7 +185,7 @@ class Lazy(Stabiliser):
         Vectors are rows here: a product of 4 rows with a d×d matrix takes a fifth of the time of one with 4 columns.
         """
         limit = self.low if name == "U_inv_T" else 1 / self.high
-        for _ in range(state.d):
+        for _ in range(state.d + 1):
             A = getattr(state, name)
             # a little of everything: what was repaired is orthogonal to what is left, and would never find it
             X, other = power_iteration(A, to_host(block) + 0.1 * to_host(self.start), 2)
@@ -199,7 +199,7 @@ class Lazy(Stabiliser):
                 self._record(state, from_host(X[offending], A), from_host(Y, block), self._target(name), report)
             if not offending.all():
                 break
-        return float(inverse_extent[~offending].min())
+        return float(inverse_extent[~offending].min(initial=limit if offending.all() else math.inf))
 
     def _record(self, state: FactoredState, X: Tensor, Y: Tensor, target: float, report: Report) -> None:
         """Give each singular vector x of U the value `target` and write that into the history; move some rows on."""
@@ -220,7 +220,7 @@ class Lazy(Stabiliser):
 
 def power_iteration(A: Tensor, X: Numbers, times: int) -> tuple[Numbers, Numbers]:
     """Return X ← orthonormal(X A Aᵀ), `times` times over, and X A, for the few rows of X (k,d); both in float64."""
-    if (kernel := kernel_for(A)) is not None:
+    if (kernel := kernel_for(A)) is not None and A.stride(1) == 1:
         X = np.ascontiguousarray(X, dtype=np.float64)
         (k, d), other = X.shape, np.empty_like(X)
         found, scratch = (X.ctypes.data, other.ctypes.data), A.new_empty(2 * k, d)

@@ -51,7 +51,7 @@ class Parts:
 
     def __init__(self, stored: Tensor, base: Tensor, deviation: Tensor) -> None:
         d, width = deviation.shape[1], stored.shape[1]
-        self.address = stored.data_ptr()
+        self.addresses = stored.data_ptr(), base.data_ptr(), deviation.data_ptr()
         table, numbers = stored[:, :d], handy(stored)
         self.value, self.Q, self.omega, self.w_bar = table[: 3 * d + 2], table[:d], table[d], table[d + 1]
         self.U_inv_T, self.U = table[d + 2 : 2 * d + 2], table[2 * d + 2 : 3 * d + 2]
@@ -88,6 +88,12 @@ class Stack(nn.Module):
     def _bind(self) -> None:
         """Name the parts of the buffers, which are new ones."""
         self.parts = Parts(self.table, self.base, self.deviation)
+
+    def bind_again(self) -> None:
+        """Name the parts again if the buffers were moved behind our back, as pickling for another process does."""
+        kept = self._buffers
+        if self.parts.addresses != tuple(kept[name].data_ptr() for name in ("table", "base", "deviation")):  # type: ignore[union-attr]
+            self._bind()
 
     # ---- the parts by name ---------------------------------------------------------------------------------------
     @property
@@ -155,6 +161,7 @@ class Stack(nn.Module):
 
     def fold(self) -> None:
         """exact ← exact + recent, recent ← 0."""
+        self.bind_again()
         d = self.d
         self.exact[:d] += self.recent[:d] + self.recent[:d].T.to(torch.float64)
         self.exact[d:] += self.recent[d:]
@@ -181,6 +188,7 @@ class Stack(nn.Module):
     @contextmanager
     def changing_frame(self) -> Iterator[None]:
         """While changes are added to U and U⁻ᵀ, the diagonals are without their 1."""
+        self.bind_again()
         diagonals, deviation = self.parts.diagonals, self.parts.deviation_numbers
         diagonals[:] = deviation
         yield
@@ -222,6 +230,7 @@ class Stack(nn.Module):
         """
         X, Y = X.to(torch.float64).contiguous(), Y.to(torch.float64).contiguous()
         kernel = kernel_for(self.table)
+        self.bind_again()
         if kernel is not None and self.table.dtype == self.deviation.dtype:
             given, scratch, width = X.new_tensor(alphas), X.new_empty(2 * len(X) + 1, self.d), self.table.shape[1]
             place = self.d, width, self.U_inv_T.data_ptr(), self.deviation.data_ptr()
@@ -244,6 +253,7 @@ class Stack(nn.Module):
 
     def scale_(self, rho: float) -> None:
         """W ← ρW: U, ω, w̄ by ρ, U⁻ᵀ by 1/ρ, Q by ρ²."""
+        self.bind_again()
         d = self.d
         for stack in (self.exact, self.recent):
             stack[:d] *= rho * rho
@@ -262,6 +272,7 @@ class Stack(nn.Module):
         self._set_frame(U, U_inv_T)
 
     def _set_frame(self, U: Tensor, U_inv_T: Tensor) -> None:
+        self.bind_again()
         self.U.copy_(U)
         self.U_inv_T.copy_(U_inv_T)
         self.deviation.copy_(torch.stack([U_inv_T.diagonal(), U.diagonal()]) - 1)
@@ -295,7 +306,9 @@ class Stack(nn.Module):
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self.base = self.base.to(self.table)  # which may have been replaced by one of another dtype
+        # they may have been replaced by others
+        self.table, self.deviation = self.table.contiguous(), self.deviation.contiguous()
+        self.base = self.base.to(self.table)
         self._bind()
         self._rebase()
         self.counters.version += 1

@@ -53,8 +53,6 @@ class FactoredState(Stack):
         found = self._buffers  # not by name: a module looks for those in three places
         table, base, deviation, V = found["table"], found["base"], found["deviation"], found["V"]
         assert table is not None and base is not None and deviation is not None and V is not None
-        if self.parts.address != table.data_ptr():  # the buffers were moved behind our back, as pickling does
-            self._bind()
         for x in (table, base, deviation, V):
             if x.dtype != dtype or not x.is_contiguous():
                 return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 from torch import Tensor
 
-from lstlm.errors import NumericsError
+from lstlm.errors import CheckpointError, NumericsError
 from lstlm.spherical import SphericalOutput, make_loss, native
 from lstlm.spherical.compiled import CompiledLowRank
 from lstlm.spherical.native import kernel_for
@@ -238,3 +239,89 @@ def test_a_library_of_another_revision_is_not_called(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(native, "Step", Longer)
     assert native._load.__wrapped__(torch.float32) is None
+
+
+def warm(**settings: object) -> SphericalOutput:
+    """Return a layer whose history is not empty."""
+    head = twins("squared", stabilise_range=(0.9, 1.1), **settings)[0]
+    for step in range(20):
+        head.learn(*batch(step), 0.02)
+    assert not head.state.history.empty
+    return head
+
+
+@pytest.mark.parametrize("moved", ["before the step", "before the update"])
+@pytest.mark.parametrize("examples", [m, 3 * m], ids=["few", "many"])
+def test_buffers_that_move(moved: str, examples: int) -> None:
+    """Sending a layer to another process puts its buffers elsewhere."""
+    one, other = twins("taylor")
+    h, ids = (torch.cat([x] * 3)[:examples] for x in batch(12))
+    if moved == "before the step":
+        ForkingPickler.dumps(one)
+        one.value_and_grad(h, ids)
+    else:
+        one.value_and_grad(h, ids)
+        ForkingPickler.dumps(one)
+    if moved == "before the update" and examples == m and kernel_for(LIKE) is not None:
+        with pytest.raises(NumericsError, match="replaced"):  # compiled code knows where they were
+            one.update(0.1)
+        one.discard()
+        one.value_and_grad(h, ids)
+    one.update(0.1)
+    other.learn(h, ids, 0.1)
+    same_state(one, other, 1e-11)
+    one.restore()
+    assert one.gram_error() < 1e-12
+
+
+@pytest.mark.parametrize("damage", ["stamp", "count", "negative"])
+def test_a_history_that_does_not_fit_together_is_refused(damage: str) -> None:
+    head = warm()
+    state = {name: value.clone() for name, value in head.state_dict().items()}
+    if damage == "count":
+        state["state.history.clock"][1] = 100_000
+    else:
+        state["state.history.stamp"].fill_(10**6 if damage == "stamp" else -5)
+
+    def load_and_read() -> None:
+        head.load_state_dict(state)
+        head.weight()
+
+    with pytest.raises((CheckpointError, NumericsError)):
+        load_and_read()
+
+
+def test_a_history_whose_memory_has_gaps() -> None:
+    one, other = warm(), warm()
+    one.to(memory_format=torch.channels_last)
+    turned = {
+        name: value.transpose(-1, -2).contiguous().transpose(-1, -2) if value.dim() > 1 else value.clone()
+        for name, value in other.state_dict().items()
+    }
+    third = twins("squared", stabilise_range=(0.9, 1.1))[0]
+    third.load_state_dict(turned, assign=True)
+    for step in range(20, 25):
+        for head in (one, other, third):
+            head.learn(*batch(step), 0.02)
+    torch.testing.assert_close(one.weight(), other.weight(), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(third.weight(), other.weight(), rtol=1e-11, atol=1e-11)
+
+
+def test_repairs_under_another_default_device() -> None:
+    one, other = warm(), warm()
+    for step in range(20, 30):
+        h, ids = batch(step)
+        with torch.device("meta"):
+            one.learn(h, ids, 0.02)
+        other.learn(h, ids, 0.02)
+    assert one.stabiliser.total == other.stabiliser.total > 0
+    torch.testing.assert_close(one.weight(), other.weight(), rtol=1e-12, atol=1e-12)
+
+
+def test_one_hidden_unit_is_repaired_too() -> None:
+    head = SphericalOutput(1, 20, make_loss("squared"), bias=False, dtype=torch.float64)
+    for step in range(40):
+        generator = torch.Generator().manual_seed(step)
+        head.learn(torch.rand(1, 1, generator=generator, dtype=torch.float64) + 0.5, torch.tensor([step % 20]), 0.1)
+    assert head.stabiliser.total > 0
+    assert head.gram_error() < 1e-12

@@ -30,22 +30,25 @@ int64_t outside(const int64_t *ids, int64_t n, int64_t rows)
     return -1;
 }
 
-/* seen ← how many repairs since `start` the rows ids (n,) have seen, by their stamps; returns how many are older. */
-int64_t read_stamps(const int32_t *stamp, const int64_t *ids, int64_t n, int64_t start, int64_t *seen)
+/* seen ← how many of the `count` repairs since `start` the rows ids (n,) have seen, by the stamps of all `rows`. Returns
+ * whether that is all: 0 where every id is a row, and no stamp is older or has yet to come. */
+int64_t read_stamps(const int32_t *stamp, int64_t rows, const int64_t *ids, int64_t n, int64_t start, int64_t count,
+                    int64_t *seen)
 {
-    int64_t older = 0;
-    for (int64_t i = 0; i < n; i++) {
+    int64_t strange = outside(ids, n, rows) >= 0;
+    for (int64_t i = 0; i < n && !strange; i++) {
         seen[i] = stamp[ids[i]] - start;
-        if (seen[i] < 0) seen[i] = 0, older++;
+        strange = seen[i] < 0 || seen[i] > count;
     }
-    return older;
+    return strange;
 }
 
-/* The stamps of the rows ids (n,) ← now; returns n. */
-int64_t write_stamps(int32_t *stamp, const int64_t *ids, int64_t n, int64_t now)
+/* The stamps of the rows ids (n,) ← now; returns whether an id is no row, with nothing written. */
+int64_t write_stamps(int32_t *stamp, int64_t rows, const int64_t *ids, int64_t n, int64_t now)
 {
+    if (outside(ids, n, rows) >= 0) return 1;
     for (int64_t i = 0; i < n; i++) stamp[ids[i]] = (int32_t)now;
-    return n;
+    return 0;
 }
 
 enum { IDENTITY, TANH, RELU };

@@ -1,14 +1,18 @@
 /* Rows that missed repairs: history.py. */
 
-/* v ← v + ((v Xᵀ) ∘ [j > seen]) Y for each v of rows (n,d), over `count` repairs X, Y (count,d).
+/* v ← v + ((v Xᵀ) ∘ [j > seen]) Y for each v of rows (n,d), over `count` repairs X, Y (count,d); returns whether `seen` is
+ * out of its range, with nothing done.
  * Those that have seen about as many go together, AT_ONCE at a time, from the first repair on that one of them has not
  * seen. Scratch: order (n + count + 2,), spare (AT_ONCE, count + d). */
-FOR_THIS_PROCESSOR void NAME(repair_rows)(NAME(Gemm) *gemm, int64_t d, REAL *rows, const int64_t *seen, int64_t n,
-                                          const REAL *X, const REAL *Y, int64_t count, int64_t *order, REAL *spare)
+FOR_THIS_PROCESSOR int64_t NAME(repair_rows)(NAME(Gemm) *gemm, int64_t d, REAL *rows, const int64_t *seen, int64_t n,
+                                             const REAL *X, const REAL *Y, int64_t count, int64_t *order, REAL *spare)
 {
     int64_t *place = order + n; /* where those that have seen so many begin: sorting by counting */
     memset(place, 0, (count + 2) * sizeof(int64_t));
-    for (int64_t i = 0; i < n; i++) place[seen[i] + 1]++;
+    for (int64_t i = 0; i < n; i++) {
+        if (seen[i] < 0 || seen[i] > count) return 1;
+        place[seen[i] + 1]++;
+    }
     for (int64_t k = 0; k < count; k++) place[k + 1] += place[k];
     for (int64_t i = 0; i < n; i++) order[place[seen[i]]++] = i;
     REAL *overlaps = spare, *v = spare + AT_ONCE * count;
@@ -22,6 +26,7 @@ FOR_THIS_PROCESSOR void NAME(repair_rows)(NAME(Gemm) *gemm, int64_t d, REAL *row
         NAME(product)(gemm, "NN", some, d, left, 1, overlaps, left, Y + first * d, d, 1, v, d);
         for (int64_t i = 0; i < some; i++) memcpy(rows + order[start + i] * d, v + i * d, d * sizeof(REAL));
     }
+    return 0;
 }
 
 /* The closed and the open segments of history.py: X, Y (slots,repairs,d), U (slots,d,d), onward (slots,2,d,d). */

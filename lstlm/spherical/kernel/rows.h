@@ -9,7 +9,7 @@ static void NAME(prefetch)(const REAL *row, int64_t size)
 /* The sum of x (n,), in float64. */
 static double NAME(total)(const REAL *x, int64_t n)
 {
-    double lanes[LANES] = {0}, total = 0; /* side by side, so that the sum is one of vectors */
+    double lanes[LANES] = {0}, total = 0;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
         for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += x[i + lane];
