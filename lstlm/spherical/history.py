@@ -35,7 +35,7 @@ from lstlm.spherical.native import AT_ONCE, Kernel, Segments, kernel_for, plain
 from lstlm.spherical.rows import listed, read_rows, write_rows
 
 REPAIRS = 128  # repairs in a segment: reading m rows costs up to 2·m·d·REPAIRS
-MOST_SEGMENTS = 40  # closed segments alive: more mean less sweeping, longer products to extend and 1.4 MB each at d = 300
+MOST_SEGMENTS = 40  # closed segments alive: more mean less sweeping, more products to extend, 1.4 MB each at d = 300
 
 
 class History(nn.Module):
