@@ -193,7 +193,7 @@ class Lazy(Stabiliser):
             # the right singular vectors, times 1/σ on the σ_min side and σ on the σ_max side
             inverse_extent = 1 / np.sqrt((other * other).sum(1))
             # what is about to leave the range goes with what has left it: else the next step would look again
-            offending = inverse_extent < limit**0.75
+            offending = inverse_extent < limit**0.9
             if offending.any():
                 Y = (other * inverse_extent[:, None])[offending]
                 self._record(state, from_host(X[offending], A), from_host(Y, block), self._target(name), report)

@@ -1,7 +1,7 @@
 /* U and U⁻ᵀ: looking for singular values out of range, and repairing them; stabilise.py, stack.py. */
 
 /* Make the k rows of X (k,d) orthonormal, by Gram and Schmidt, each twice. */
-static void NAME(orthonormal)(double *X, int64_t k, int64_t d)
+PART void NAME(orthonormal)(double *X, int64_t k, int64_t d)
 {
     for (int64_t i = 0; i < k; i++) {
         double *x = X + i * d, square = 0;
@@ -33,7 +33,7 @@ FOR_THIS_PROCESSOR void NAME(power_iteration)(NAME(Gemm) *gemm, int64_t d, int64
 }
 
 /* out (k,d) ← Z F in float64, where the diagonal of F (d,d) is 1 + deviation. */
-static void NAME(times_frame)(const double *Z, int64_t k, const REAL *F, const REAL *deviation, int64_t d,
+PART void NAME(times_frame)(const double *Z, int64_t k, const REAL *F, const REAL *deviation, int64_t d,
                               int64_t width, double *out)
 {
     memset(out, 0, k * d * sizeof(double));
@@ -46,7 +46,7 @@ static void NAME(times_frame)(const double *Z, int64_t k, const REAL *F, const R
 }
 
 /* out (k,d) ← Z Fᵀ in the same way. */
-static void NAME(times_frame_turned)(const double *Z, int64_t k, const REAL *F, const REAL *deviation, int64_t d,
+PART void NAME(times_frame_turned)(const double *Z, int64_t k, const REAL *F, const REAL *deviation, int64_t d,
                                      int64_t width, double *out)
 {
     for (int64_t i = 0; i < d; i++)
@@ -63,7 +63,7 @@ static void NAME(times_frame_turned)(const double *Z, int64_t k, const REAL *F, 
 }
 
 /* F ← F + Lᵀ R for L, R (k,d), rounded once; the diagonal by way of its deviation. */
-static void NAME(add_to_frame)(REAL *F, REAL *deviation, int64_t d, int64_t width, const double *L, const double *R,
+PART void NAME(add_to_frame)(REAL *F, REAL *deviation, int64_t d, int64_t width, const double *L, const double *R,
                                int64_t k, double *row)
 {
     for (int64_t i = 0; i < d; i++) {

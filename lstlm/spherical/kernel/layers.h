@@ -14,14 +14,14 @@ static void NAME(product)(NAME(Gemm) *gemm, const char transposed[2], int64_t M,
 }
 
 /* The activations of hidden layers, by number. */
-static REAL NAME(activated)(int64_t activation, REAL x)
+PART REAL NAME(activated)(int64_t activation, REAL x)
 {
     if (activation == RELU) return x > 0 || x != x ? x : 0;
     return activation == TANH ? NAME(tanh)(x) : x;
 }
 
 /* The gradient of what an activation took, given its result and the gradient of that. */
-static REAL NAME(sloped)(int64_t activation, REAL y, REAL dy)
+PART REAL NAME(sloped)(int64_t activation, REAL y, REAL dy)
 {
     if (activation == RELU) return y <= 0 ? 0 : dy;
     return activation == TANH ? dy * (1 - y * y) : dy;

@@ -105,7 +105,7 @@ FOR_THIS_PROCESSOR void NAME(series)(const NAME(Step) *s, int64_t terms)
 }
 
 /* N = 2 (X Hᵀ) diag(dq) + ½ YYᵀ + ds ⊗ (Yp + ½ ‖p‖² ds). */
-static void NAME(half_gram)(const NAME(Step) *s)
+PART void NAME(half_gram)(const NAME(Step) *s)
 {
     const int64_t d = s->d, m = s->m;
     const REAL *dq = s->dq, *ds = s->ds, *dout = s->dout;
@@ -123,7 +123,7 @@ static void NAME(half_gram)(const NAME(Step) *s)
 }
 
 /* Q, ω, w̄ = base + recent, and Q has the transpose of its recent changes too. */
-static void NAME(add_up)(const NAME(Step) *s)
+PART void NAME(add_up)(const NAME(Step) *s)
 {
     enum { BLOCK = 16 };
     const int64_t d = s->d, width = s->width; /* a multiple of BLOCK: beyond d there are zeros */

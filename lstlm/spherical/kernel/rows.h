@@ -7,7 +7,7 @@ static void NAME(prefetch)(const REAL *row, int64_t size)
 }
 
 /* The sum of x (n,), in float64. */
-static double NAME(total)(const REAL *x, int64_t n)
+PART double NAME(total)(const REAL *x, int64_t n)
 {
     double lanes[LANES] = {0}, total = 0;
     int64_t i = 0;
