@@ -15,7 +15,7 @@ from lstlm.spherical.history import History
 from lstlm.spherical.rows import RowValues, add_rows, read_rows, write_rows
 from lstlm.spherical.stack import Stack
 
-MOST_ROWS = 1600  # brought forward at once: after the close of a segment it would be all, and the slowest step
+MOST_ROWS = 2000  # brought forward at once: after the close of a segment it would be all, and the slowest step
 BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in float32
 
 
