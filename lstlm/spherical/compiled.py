@@ -68,8 +68,6 @@ class CompiledLowRank(LowRank):
         step.dq, step.do, step.grad_H = gradient.dq.data_ptr(), gradient.do.data_ptr(), grad_HT.data_ptr()
         step.ds = None if gradient.ds is None else gradient.ds.data_ptr()
         self.kernel.backward(ctypes.byref(step))
-        d = self.state.d
-        self.grad_H = self.products[4 * d + 2 : 5 * d + 2].T  # the one to keep
         return grad_HT.T
 
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
@@ -82,23 +80,29 @@ class CompiledLowRank(LowRank):
         if now is None or tuple(x.data_ptr() for x in now) != seen:
             raise NumericsError("the weights were replaced since forward(); call forward() and backward() again")
         state, H, kernel, (m, d) = self.state, self.H, self.kernel, self.H.shape
-        A, _, C = squares = H.new_empty(3, m, m)
-        J, change = H.new_empty(m, step.width), H.new_empty(m, d)
-        step.A, step.N, step.C = (square.data_ptr() for square in squares)
+        squares, J, change = H.new_empty(3, m, m), H.new_empty(m, step.width), H.new_empty(m, d)
+        size = m * m * H.element_size()
+        step.A = squares.data_ptr()
+        step.N, step.C = step.A + size, step.A + 2 * size
         step.J, step.change = J.data_ptr(), change.data_ptr()
         step.eta, step.p_norm2 = eta, state.p_norm2
         sums = (ctypes.c_double * 3)()
         kernel.shrinking(ctypes.byref(step), sums)
         shrink = bounds_on_shrink(sums[0], sums[1], lambda: sums[2])
         if shrink.shrink < SERIES_UP_TO:
-            kernel.series(ctypes.byref(step), terms_needed(shrink.shrink, A.dtype))
+            kernel.series(ctypes.byref(step), terms_needed(shrink.shrink, H.dtype))
         else:
-            inverse, shrink = inverse_by_lapack(A, 2 * eta * self.gradient.dq_host, eta, shrink)
-            C.copy_(inverse)
+            inverse, shrink = inverse_by_lapack(squares[0], 2 * eta * self.gradient.dq_host, eta, shrink)
+            squares[2] = inverse
         kernel.update(ctypes.byref(step))
         state.add_to_rows(self.ids.reshape(-1), self.rows[:, 0], change)  # V − η YᵀJ
         state.count_update()
         return shrink
+
+    def _name_products(self) -> None:
+        super()._name_products()
+        d = self.state.d
+        self.grad_H = self.products[4 * d + 2 : 5 * d + 2].T  # the one that was kept
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F. O(m²d)."""
