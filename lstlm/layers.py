@@ -123,14 +123,14 @@ class HiddenPass:
     @torch.no_grad()
     def __init__(self, x: Tensor, activation: str, parameters: Sequence[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self._layer, self._matrices = _layer_for(x, activation, parameters), parameters[::2]
+        self.parameters, self._layer = parameters, _layer_for(x, activation, parameters)
         self._columns = _forward(self._layer, x, parameters)
         self.h = self._columns[-1].T
 
     @torch.no_grad()
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of x and of the parameters, given that of h."""
-        return _backward(self._layer, self._columns, self._matrices, gradient, wanted=True)
+        return _backward(self._layer, self._columns, self.parameters[::2], gradient, wanted=True)
 
 
 class _Autograd(torch.autograd.Function):

@@ -125,7 +125,6 @@ class Encoding:
     """A minibatch between forward and backward: h (m,hidden), and `backward`, which leaves the gradients in place."""
 
     def __init__(self, network: Network, context: Tensor) -> None:
-        self._parameters = network.hidden.weights()
         self._read = network.embedding(context)
         self._pass = network.hidden.run(self._read.detach())
         self.h = self._pass.h
@@ -136,7 +135,7 @@ class Encoding:
         if self.h._version != self._version:
             raise ConfigError("h was changed in place after it was computed; backward() needs it as it was")
         dx, gradients = self._pass.backward(gradient)
-        for parameter, found in zip(self._parameters, gradients, strict=True):
+        for parameter, found in zip(self._pass.parameters, gradients, strict=True):
             if parameter.requires_grad:
                 parameter.grad = found
         if self._read.is_leaf:
