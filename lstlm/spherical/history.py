@@ -162,7 +162,7 @@ class History(nn.Module):
     def _leave_compiled(self, kernel: Kernel, rows: Tensor, segment: Numbers, seen: Numbers, out: Tensor) -> None:
         """Do what `_leave` does, for rows of all segments in one call."""
         n, d = rows.shape
-        segments = Segments(kernel.gemm, d, self.segments + 1, REPAIRS, self.open)
+        segments = Segments(kernel.blas, d, self.segments + 1, REPAIRS, self.open)
         for name in ("X", "Y", "U", "onward", "reached"):
             setattr(segments, name, getattr(self, name).data_ptr())
         stamps, spare = (segment.ctypes.data, seen.ctypes.data), self._spare(rows, REPAIRS)
@@ -193,7 +193,7 @@ class History(nn.Module):
             seen, spare = seen.astype(np.int64, copy=False), self._spare(rows, count)
             of_rows, repairs = (rows.data_ptr(), seen.ctypes.data, n), (X.data_ptr(), Y.data_ptr(), count)
             scratch = (x.data_ptr() for x in spare)
-            if kernel.repair_rows(kernel.gemm, rows.shape[1], *of_rows, *repairs, *scratch) == 0:
+            if kernel.repair_rows(kernel.blas, rows.shape[1], *of_rows, *repairs, *scratch) == 0:
                 return rows
         unseen = self.unseen.index_select(0, torch.from_numpy(seen).to(rows.device))[:, :count]
         return rows.addmm_((rows @ X.T).mul_(unseen), Y)

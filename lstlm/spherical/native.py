@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 AT_ONCE = 64  # rows that repair_rows takes at once, as in kernel/common.h
 _GEMM = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
-_KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "x": ctypes.c_double}  # pointer, count, number
+# pointer, count, number, word
+_KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "x": ctypes.c_double, "s": ctypes.c_char_p}
 # what each function returns (nothing where "-") and takes
 _SIGNATURES = {
     "sum_rows": "n pnnpnnxp",
     "write_rows": "n pnnpnp",
     "add_rows": "n pnnpnpnx",
     "adagrad_rows": "n pnnpnpnxpxxpnp",
+    "product": "- psnnnxpnpnxpn",
     "layer_forward": "- pnnnnpppnp",
     "layer_backward": "- pnnnnppnpppppp",
     "repair_rows": "n pnppnppnpp",
@@ -40,7 +42,7 @@ _SIGNATURES = {
     "update": "- p",
     "size_of_structs": "n ",
 }
-_OF_IDS = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn"}
+_OF_IDS = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn", "has_own_product": "n "}
 
 
 class Step(ctypes.Structure):
@@ -67,10 +69,10 @@ class Segments(ctypes.Structure):
 
 
 class Kernel:
-    """The compiled functions for one type of number, by name, and `gemm`, the address of the product that they call."""
+    """The compiled functions for one type of number, by name, and `gemm`, which is the product that they shall call."""
 
     def __init__(self, compiled: ctypes.CDLL, blas: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self.gemm = ctypes.cast(getattr(blas, _GEMM[dtype]), ctypes.c_void_p).value
+        self.blas = ctypes.cast(getattr(blas, _GEMM[dtype]), ctypes.c_void_p).value
         suffix = str(dtype).removeprefix("torch.")
         names = {**{name: f"{name}_{suffix}" for name in _SIGNATURES}, **{name: name for name in _OF_IDS}}
         for name, symbol in names.items():
@@ -80,6 +82,12 @@ class Kernel:
             setattr(self, name, function)
         if self.size_of_structs() != 1000 * ctypes.sizeof(Step) + ctypes.sizeof(Segments):
             raise AttributeError("compiled from another revision")
+        self._own_product = bool(self.has_own_product())
+
+    @property
+    def gemm(self) -> int | None:
+        """The address of the product of PyTorch's BLAS; None for kernel/product.h, where that is the faster one."""
+        return None if self._own_product and torch.get_num_threads() == 1 else self.blas
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)  # here for the type checker: functions are attributes of their own

@@ -224,7 +224,7 @@ def power_iteration(A: Tensor, X: Numbers, times: int) -> tuple[Numbers, Numbers
         X = np.ascontiguousarray(X, dtype=np.float64)
         (k, d), other = X.shape, np.empty_like(X)
         found, scratch = (X.ctypes.data, other.ctypes.data), A.new_empty(2 * k, d)
-        kernel.power_iteration(kernel.gemm, d, A.stride(0), A.data_ptr(), k, times, *found, scratch.data_ptr())
+        kernel.power_iteration(kernel.blas, d, A.stride(0), A.data_ptr(), k, times, *found, scratch.data_ptr())
         return X, other
     for _ in range(times):
         X = orthonormal(to_host(from_host(X, A) @ A @ A.T).astype(np.float64))

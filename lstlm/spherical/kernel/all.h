@@ -1,5 +1,7 @@
 #include "rows.h"
 
+#include "product.h"
+
 #include "layers.h"
 
 #include "history.h"

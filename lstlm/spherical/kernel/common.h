@@ -5,6 +5,7 @@
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 12
 #define FOR_THIS_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define WIDE_VECTORS
 #else
 #define FOR_THIS_PROCESSOR
 #endif
@@ -22,7 +23,19 @@ enum {
     AHEAD = 4,    /* rows to ask memory for in advance */
     LANES = 16,   /* sums side by side, so that one of vectors comes of it */
     AT_ONCE = 64, /* rows of about the same age in one product */
+    TILE_ROWS = 6, TILE_VECTORS = 4, /* of a product: 24 sums, 4 vectors and a number are in registers, of 32 */
 };
+
+/* Whether this is a processor for which product.h has a product of its own, and BLAS has none that is as good. */
+int64_t has_own_product(void)
+{
+#ifdef WIDE_VECTORS
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") && __builtin_cpu_supports("x86-64-v4");
+#else
+    return 0;
+#endif
+}
 
 /* The place of the first of ids (n,) that is not below `rows`; −1 where all are. A negative id is a large one, unsigned. */
 int64_t outside(const int64_t *ids, int64_t n, int64_t rows)

@@ -1,17 +1,4 @@
-/* Products, and the hidden layers: layers.py. */
-
-/* 64-bit integers, of which a BLAS of 32-bit integers reads the lower half. */
-typedef void NAME(Gemm)(const char *, const char *, const int64_t *, const int64_t *, const int64_t *, const REAL *,
-                        const REAL *, const int64_t *, const REAL *, const int64_t *, const REAL *, REAL *,
-                        const int64_t *);
-
-/* C (M,N) ← alpha · A B + beta · C, where `transposed` names which of A and B are stored transposed. */
-static void NAME(product)(NAME(Gemm) *gemm, const char transposed[2], int64_t M, int64_t N, int64_t K, double alpha,
-                          const REAL *A, int64_t lda, const REAL *B, int64_t ldb, double beta, REAL *C, int64_t ldc)
-{
-    const REAL a = (REAL)alpha, b = (REAL)beta;
-    gemm(transposed + 1, transposed, &N, &M, &K, &a, B, &ldb, A, &lda, &b, C, &ldc); /* BLAS sees all transposed */
-}
+/* The hidden layers: layers.py. */
 
 /* The activations of hidden layers, by number. */
 PART REAL NAME(activated)(int64_t activation, REAL x)
