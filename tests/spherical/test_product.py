@@ -1,4 +1,4 @@
-"""The kernel's own product of matrices gives what torch's gives, and is the one that a step takes where it is faster."""
+"""The kernel's own product of matrices gives what torch's gives; a step takes it where it is the faster one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_every_form_and_shape(shape: tuple[int, int, int], form: str, dtype: tor
     B = (right.T if form[1] == "T" else right).to(dtype).contiguous()
     exact = left.double() @ right.double()
     for alpha, beta in ((1.0, 0.0), (-0.5, 1.0), (0.3, 0.7)):
-        C = torch.full((M, N + 3), 1.5 if beta else torch.nan, dtype=dtype)  # where beta is 0, what was there is not read
+        C = torch.full((M, N + 3), 1.5 if beta else torch.nan, dtype=dtype)  # not read where beta is 0
         C[:, N:] = 7.0
-        before = C.double()
+        before = C.double().clone()
         sizes = M, N, K, alpha
         kernel.product(
             *(None, form.encode(), *sizes, A.data_ptr(), A.shape[1], B.data_ptr(), B.shape[1]),
