@@ -1,4 +1,4 @@
-"""`CompiledLowRank`: the LowRank step in six calls of compiled code, `kernel/low_rank.h`, where that was built.
+"""`CompiledLowRank`: the LowRank step in four calls of compiled code, `kernel/low_rank.h`, where that was built.
 
 Between its products a step has some fifty small operations. After each product they find the caches cold, and the
 interpreter with them, so that they cost more than their arithmetic does; in compiled code they cost next to nothing.
@@ -9,16 +9,29 @@ kernel is tested against.
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
-from lstlm.spherical.host import aligned_width
+from lstlm.spherical.host import Numbers, aligned_width, to_host
+from lstlm.spherical.losses import SphericalLoss, SphericalSoftmax, SquaredError, TaylorSoftmax, ZLoss
 from lstlm.spherical.native import Kernel, Step
+from lstlm.spherical.rows import check_rows
 from lstlm.spherical.shrink import SERIES_UP_TO, Shrink, bounds_on_shrink, inverse_by_lapack, terms_needed
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.touched_rows import LOW_RANK_UP_TO, Gradient, LowRank, Square
+
+# the losses of kernel/losses.h, in the order of common.h, and their parameters
+LOSSES: dict[type[SphericalLoss], tuple[str, ...]] = {
+    SquaredError: (),
+    SphericalSoftmax: ("epsilon",),
+    TaylorSoftmax: (),
+    ZLoss: ("a", "b"),
+}
+_Sums = ctypes.c_double * 3
 
 
 class CompiledLowRank(LowRank):
@@ -31,19 +44,20 @@ class CompiledLowRank(LowRank):
         super().__init__(state, H, ids.contiguous())
         self.kernel, self.buffers = kernel, buffers
 
-    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,1), in float64."""
+    def _read(self) -> Step:
+        """Read the table and the rows of V, these in the current frame."""
         state, H, m, d = self.state, self.H, len(self.H), self.state.d
         table, base, deviation, V = self.buffers
         self.HT = HT = H.T.contiguous()
         self.p = None if self.p is None else self.p.contiguous()
-        self.products = H.new_empty(5 * d + 4, m)
-        found = H.new_empty(3, m, dtype=torch.float64)
+        self.products, self.rows = H.new_empty(5 * d + 4, m), H.new_empty(m, 1, d)
+        self.found = H.new_empty(3, m, dtype=torch.float64)
         self.step = step = Step(
             gemm=self.kernel.gemm,
             d=d,
             m=m,
             width=aligned_width(d),
+            D=len(V),
             table=table.data_ptr(),
             base=base.data_ptr(),
             deviation=deviation.data_ptr(),
@@ -51,14 +65,20 @@ class CompiledLowRank(LowRank):
             ids=self.ids.data_ptr(),
             HT=HT.data_ptr(),
             p=None if self.p is None else self.p.data_ptr(),
+            rows=self.rows.data_ptr(),
             products=self.products.data_ptr(),
-            outputs=found.data_ptr(),
+            outputs=self.found.data_ptr(),
+            p_norm2=state.p_norm2,
         )
-        self.kernel.read(ctypes.byref(step))
-        self.rows = state.read(self.ids.reshape(-1))[:, None]
-        step.rows = self.rows.data_ptr()
-        self.kernel.outputs(ctypes.byref(step))
-        q, s, o = found
+        check_rows(self.kernel.read(ctypes.byref(step)), self.ids, len(V))
+        if not state.history.empty:
+            state.history.bring_forward(self.rows[:, 0], self.ids[:, 0])
+        return step
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,1), in float64."""
+        self.kernel.outputs(ctypes.byref(self._read()))
+        q, s, o = self.found
         return q, s, o[:, None]
 
     def backward(self, gradient: Gradient) -> Tensor:
@@ -70,6 +90,28 @@ class CompiledLowRank(LowRank):
         self.kernel.backward(ctypes.byref(step))
         return grad_HT.T
 
+    def differentiate(self, loss: SphericalLoss, values: Numbers, upstream: Numbers) -> tuple[Tensor, Tensor] | None:
+        """Return the losses (m,) for target values (m,1), and ∇H of Σ upstream·loss: `outputs` and `backward` at once.
+
+        None where the loss is none of LOSSES, or something is not finite.
+        """
+        if (kind := type(loss)) not in LOSSES:
+            return None
+        step, t, weight = self._read(), *(np.ascontiguousarray(x, dtype=np.float64) for x in (values, upstream))
+        self.partials, grad_HT = self.H.new_empty(4, len(self.H)), torch.empty_like(self.HT)
+        step.loss = list(LOSSES).index(kind)
+        for place, name in zip("ab", LOSSES[kind], strict=False):
+            setattr(step, place, getattr(loss, name))
+        step.t, step.upstream = t.ctypes.data, weight.ctypes.data
+        step.partials, step.grad_H = self.partials.data_ptr(), grad_HT.data_ptr()
+        return (self.partials[0], grad_HT.T) if self.kernel.differentiate(ctypes.byref(step)) else None
+
+    @cached_property
+    def gradient(self) -> Gradient:  # type: ignore[override]
+        """What `backward` was given, or `differentiate` found."""
+        _, dq, ds, do = to_host(self.partials)
+        return Gradient(dq, None if self.step.ds is None else ds, do[:, None], self.H)
+
     def update(self, eta: float, P: Tensor | None = None) -> Shrink:
         """Apply W ← W − η ∇W P to the state; raises NumericsError, changing nothing, when η is above its limit."""
         if P is not None:
@@ -79,23 +121,22 @@ class CompiledLowRank(LowRank):
         seen = step.table, step.base, step.deviation, step.V
         if now is None or tuple(x.data_ptr() for x in now) != seen:
             raise NumericsError("the weights were replaced since forward(); call forward() and backward() again")
-        state, H, kernel, (m, d) = self.state, self.H, self.kernel, self.H.shape
-        squares, J, change = H.new_empty(3, m, m), H.new_empty(m, step.width), H.new_empty(m, d)
+        state, H, kernel, m = self.state, self.H, self.kernel, len(self.H)
+        squares, J = H.new_empty(3, m, m), H.new_empty(m, step.width)
         size = m * m * H.element_size()
         step.A = squares.data_ptr()
         step.N, step.C = step.A + size, step.A + 2 * size
-        step.J, step.change = J.data_ptr(), change.data_ptr()
-        step.eta, step.p_norm2 = eta, state.p_norm2
-        sums = (ctypes.c_double * 3)()
+        step.J, step.eta = J.data_ptr(), eta
+        sums = _Sums()
         kernel.shrinking(ctypes.byref(step), sums)
-        shrink = bounds_on_shrink(sums[0], sums[1], lambda: sums[2])
+        shrink, terms = bounds_on_shrink(sums[0], sums[1], lambda: sums[2]), 0
         if shrink.shrink < SERIES_UP_TO:
-            kernel.series(ctypes.byref(step), terms_needed(shrink.shrink, H.dtype))
+            terms = terms_needed(shrink.shrink, H.dtype)
         else:
-            inverse, shrink = inverse_by_lapack(squares[0], 2 * eta * self.gradient.dq_host, eta, shrink)
-            squares[2] = inverse
-        kernel.update(ctypes.byref(step))
-        state.add_to_rows(self.ids.reshape(-1), self.rows[:, 0], change)  # V − η YᵀJ
+            squares[2], shrink = inverse_by_lapack(squares[0], 2 * eta * self.gradient.dq_host, eta, shrink)
+        if not state.history.empty:
+            step.stamp, step.now = state.history.stamp.data_ptr(), state.history.now
+        check_rows(kernel.update(ctypes.byref(step), terms), self.ids, step.D)
         state.count_update()
         return shrink
 

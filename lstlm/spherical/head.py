@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.spherical.arguments import positive_definite, without_autocast
+from lstlm.spherical.compiled import CompiledLowRank
 from lstlm.spherical.host import Numbers, from_host, rounded, to_host
 from lstlm.spherical.losses import Partials, SphericalLoss
 from lstlm.spherical.pending import Losses, Pending, Step, gradient_of
@@ -49,10 +50,17 @@ class SphericalHead(SphericalReader):
         """
         ids, values = self._check(h, target_ids, target_values, weight)
         with torch.no_grad():
-            pending = self._forward(h, ids, values)
-            m = len(pending.step.ids)
-            gradient = self._backward(pending, np.full(m, 1 / m) if weight is None else self._upstream(weight))
-        return self._own(from_host(pending.partials.value, h)), gradient
+            step, values = self._step(h, ids, values)
+            m = len(step.ids)
+            upstream = np.full(m, 1 / m) if weight is None else self._upstream(weight)
+            if isinstance(step, CompiledLowRank):
+                found = step.differentiate(self.loss, to_host(values), upstream)
+                if found is not None:
+                    self._pending.append(Pending(step, values, upstream=upstream))
+                    return found[0], found[1][:, : self.hidden]
+            pending = self._forward(step, values)
+            assert pending.partials is not None
+            return self._own(from_host(pending.partials.value, h)), self._backward(pending, upstream)
 
     def learn(
         self,
@@ -70,13 +78,16 @@ class SphericalHead(SphericalReader):
         self.update(lr, weight_decay)
         return result
 
+    def _step(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Step, Tensor]:
+        """Return a step for the global minibatch, and its target values (m,K)."""
+        H, ids, values = self._gather(self._with_bias(h), ids, values)
+        return self._begin(H, ids), values
+
     @without_autocast
     @np.errstate(all="ignore")
-    def _forward(self, h: Tensor, ids: Tensor, values: Tensor) -> Pending:
-        H, ids, values = self._gather(self._with_bias(h), ids, values)
-        step = self._begin(H, ids)
+    def _forward(self, step: Step, values: Tensor) -> Pending:
         partials = self._partials(step, values)
-        return Pending(step, values, partials._replace(value=rounded(partials.value, h)))
+        return Pending(step, values, partials._replace(value=rounded(partials.value, step.H)))
 
     @without_autocast
     def _backward(self, pending: Pending, upstream: Numbers) -> Tensor:
@@ -86,6 +97,7 @@ class SphericalHead(SphericalReader):
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
         if pending.upstream is not None:
             raise NumericsError("backward() twice through one forward(); call forward() again")
+        assert pending.partials is not None
         pending.upstream = upstream
         grad_H = step.backward(gradient_of(pending.partials, upstream, step.H))
         self._pending.append(pending)

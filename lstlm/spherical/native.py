@@ -34,12 +34,12 @@ _SIGNATURES = {
     "leave_segments": "- ppppnpppp",
     "power_iteration": "- pnnpnnppp",
     "repair": "- nnppnpppp",
-    "read": "- p",
+    "read": "n p",
     "outputs": "- p",
     "backward": "- p",
+    "differentiate": "n p",
     "shrinking": "- pp",
-    "series": "- pn",
-    "update": "- p",
+    "update": "n pn",
     "size_of_structs": "n ",
 }
 _OF_IDS = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn", "has_own_product": "n "}
@@ -50,11 +50,15 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         ("gemm", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("d", "m", "width")),
+        *((name, ctypes.c_int64) for name in ("d", "m", "width", "D")),
         *((name, ctypes.c_void_p) for name in ("table", "base", "deviation", "V", "ids", "HT", "p", "rows")),
         *((name, ctypes.c_void_p) for name in ("products", "outputs", "dq", "ds", "do", "grad_H")),
-        *((name, ctypes.c_void_p) for name in ("A", "N", "C", "J", "change")),
+        *((name, ctypes.c_void_p) for name in ("A", "N", "C", "J", "stamp")),
+        ("now", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("eta", "p_norm2")),
+        ("loss", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("a", "b")),
+        *((name, ctypes.c_void_p) for name in ("t", "upstream", "partials")),
     )
 
 

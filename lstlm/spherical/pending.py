@@ -23,14 +23,15 @@ Step = LowRank | Square | Plain | Blocked
 
 
 class Pending:
-    """The step, its target values and partial derivatives, and the upstream gradient (m,).
+    """The step, its target values, what backward() needs of the loss, and what it left: the upstream gradient (m,).
 
     Not the losses: a tensor that autograd returned knows its node, the node this, and nobody would ever let go.
     """
 
-    def __init__(self, step: Step, values: Tensor, partials: Partials) -> None:
-        self.step, self.values, self.partials = step, values, partials
-        self.upstream: Numbers | None = None  # until backward() has been here
+    def __init__(
+        self, step: Step, values: Tensor, partials: Partials | None = None, upstream: Numbers | None = None
+    ) -> None:
+        self.step, self.values, self.partials, self.upstream = step, values, partials, upstream
 
 
 def gradient_of(partials: Partials, upstream: Numbers, like: Tensor) -> Gradient:
@@ -51,8 +52,9 @@ class Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        pending = head._forward(h, ids, values)
+        pending = head._forward(*head._step(h, ids, values))
         ctx.head, ctx.pending = head, pending  # type: ignore[attr-defined]
+        assert pending.partials is not None
         return head._own(from_host(pending.partials.value, h))
 
     @staticmethod

@@ -53,7 +53,7 @@ def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> 
     ids = listed(ids)
     rows = table.new_empty(len(ids) // each, size)
     place = table.data_ptr(), D, size, ids.data_ptr()
-    _check(kernel.sum_rows(*place, len(rows), each, scale, rows.data_ptr()), ids, D)
+    check_rows(kernel.sum_rows(*place, len(rows), each, scale, rows.data_ptr()), ids, D)
     return rows
 
 
@@ -64,7 +64,7 @@ def write_rows(table: Tensor, ids: Tensor, values: Tensor) -> None:
         table.index_copy_(0, ids, values)
         return
     ids, values = listed(ids), values.contiguous()
-    _check(kernel.write_rows(table.data_ptr(), D, size, ids.data_ptr(), len(ids), values.data_ptr()), ids, D)
+    check_rows(kernel.write_rows(table.data_ptr(), D, size, ids.data_ptr(), len(ids), values.data_ptr()), ids, D)
 
 
 def add_rows(table: Tensor, change: RowValues, times: float = 1.0) -> None:
@@ -77,7 +77,7 @@ def add_rows(table: Tensor, change: RowValues, times: float = 1.0) -> None:
         return
     ids, values = listed(ids), values.contiguous()
     place = table.data_ptr(), D, size, ids.data_ptr(), len(ids)
-    _check(kernel.add_rows(*place, values.data_ptr(), each, times * scale), ids, D)
+    check_rows(kernel.add_rows(*place, values.data_ptr(), each, times * scale), ids, D)
 
 
 def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float) -> None:
@@ -99,7 +99,7 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
     links, sums = ids.new_empty(2 * n + slots), values.new_empty(2, size)
     place = table.data_ptr(), D, size, ids.data_ptr(), n
     numbers = values.data_ptr(), each, scale, squares.data_ptr(), lr, ADAGRAD_EPSILON
-    _check(kernel.adagrad_rows(*place, *numbers, links.data_ptr(), slots, sums.data_ptr()), ids, D)
+    check_rows(kernel.adagrad_rows(*place, *numbers, links.data_ptr(), slots, sums.data_ptr()), ids, D)
 
 
 def _kernel_for(table: Tensor, ids: Tensor, values: Tensor | None = None, each: int = 1) -> Kernel | None:
@@ -118,6 +118,7 @@ def listed(ids: Tensor) -> Tensor:
     return ids.to(torch.int64).contiguous()
 
 
-def _check(wrong: int, ids: Tensor, D: int) -> None:
+def check_rows(wrong: int, ids: Tensor, D: int) -> None:
+    """Raise for the place in ids that compiled code found to be no row; it says −1 where all are."""
     if wrong >= 0:
         raise IndexError(f"row {int(ids[wrong])} of a table that has {D}")

@@ -8,4 +8,6 @@
 
 #include "frame.h"
 
+#include "losses.h"
+
 #include "low_rank.h"

@@ -66,7 +66,8 @@ int64_t write_stamps(int32_t *stamp, int64_t rows, const int64_t *ids, int64_t n
     return 0;
 }
 
-enum { IDENTITY, TANH, RELU };
+enum { IDENTITY, TANH, RELU };              /* activations */
+enum { SQUARED, SPHERICAL, TAYLOR, Z_LOSS }; /* losses: LOSSES of compiled.py */
 
 /* tanh to 1.4 units in the last place: a polynomial near 0, else 1 − 2/(e²ˣ + 1) with e²ˣ = 2ⁿ · a polynomial. */
 PART float tanh_float32(float x)

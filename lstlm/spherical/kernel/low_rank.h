@@ -5,28 +5,37 @@
 /* A step, as lstlm/spherical/compiled.py fills it in. */
 typedef struct {
     NAME(Gemm) *gemm;
-    int64_t d, m, width;            /* width: how far apart the rows of table, base and J are */
+    int64_t d, m, width, D;         /* width: how far apart the rows of table, base and J are */
     REAL *table, *base, *deviation; /* the state: stack.py */
-    const REAL *V;                  /* (D,d) */
+    REAL *V;                        /* (D,d) */
     const int64_t *ids;             /* (m,) */
     const REAL *HT, *p;             /* (d,m); p (m,) or NULL for ones */
-    const REAL *rows;               /* (m,d): V[ids], brought to the current frame */
+    REAL *rows;                     /* (m,d): V[ids], then brought to the current frame */
     REAL *products;                 /* (5d+4,m): X, HQ, Hω, Hw̄, HU⁻¹, HUᵀ, and the steps of Q (∇H before), ω, w̄ */
     double *outputs;                /* (3,m): q, s, o */
     const REAL *dq, *ds, *dout;     /* (m,); ds is NULL where the loss ignores s */
     REAL *grad_H;                   /* (d,m) */
     REAL *A, *N, *C;                /* (m,m) */
     REAL *J;                        /* (m,width) */
-    REAL *change;                   /* (m,d): of the rows of V */
+    int32_t *stamp;                 /* (D,), history.py; NULL where it is empty: what was read is in the current frame */
+    int64_t now;
     double eta, p_norm2;
+    int64_t loss;                   /* which, and its parameters */
+    double a, b;
+    const double *t, *upstream;     /* (m,) */
+    REAL *partials;                 /* (4,m): ℓ, dq, ds, do */
 } NAME(Step);
 
-/* What the table says of H, while the rows of V that come next are on their way from memory. */
-void NAME(read)(const NAME(Step) *s)
+/* What the table says of H, while the rows of V are on their way from memory, and these. Returns the place of an id that
+ * is no row, with nothing done; −1 where all are. */
+int64_t NAME(read)(const NAME(Step) *s)
 {
-    const int64_t d = s->d, m = s->m;
+    const int64_t d = s->d, m = s->m, wrong = outside(s->ids, m, s->D);
+    if (wrong >= 0) return wrong;
     for (int64_t i = 0; i < m; i++) NAME(prefetch)(s->V + s->ids[i] * d, d);
     NAME(product)(s->gemm, "NN", 3 * d + 2, m, d, 1, s->table, s->width, s->HT, m, 0, s->products + d * m, m);
+    for (int64_t i = 0; i < m; i++) memcpy(s->rows + i * d, s->V + s->ids[i] * d, d * sizeof(REAL));
+    return -1;
 }
 
 /* q = diag(H Q Hᵀ), s = H w̄ and o = diag(H Xᵀ) for X = rows U + p ωᵀ, which are added up in float64. */
@@ -65,6 +74,18 @@ FOR_THIS_PROCESSOR void NAME(backward)(const NAME(Step) *s)
         }
 }
 
+/* The three at once, with the loss between them; returns whether all is finite, and has done nothing else if not. */
+int64_t NAME(differentiate)(NAME(Step) *s)
+{
+    const int64_t m = s->m;
+    NAME(outputs)(s);
+    if (!NAME(losses)(s->loss, s->a, s->b, s->p_norm2, m, s->outputs, s->p, s->t, s->upstream, s->partials)) return 0;
+    s->dq = s->partials + m, s->dout = s->partials + 3 * m;
+    s->ds = s->loss == SQUARED || s->loss == SPHERICAL ? NULL : s->partials + 2 * m;
+    NAME(backward)(s);
+    return 1;
+}
+
 /* A = HHᵀ B, and found = trace |A|, trace A, Σ |A_ij A_ji|, which bound its eigenvalues. */
 FOR_THIS_PROCESSOR void NAME(shrinking)(const NAME(Step) *s, double found[3])
 {
@@ -88,7 +109,7 @@ FOR_THIS_PROCESSOR void NAME(shrinking)(const NAME(Step) *s, double found[3])
 }
 
 /* C = I + A + A² + … of at least `terms` powers of A, which becomes scratch, as N does. */
-FOR_THIS_PROCESSOR void NAME(series)(const NAME(Step) *s, int64_t terms)
+PART void NAME(series)(const NAME(Step) *s, int64_t terms)
 {
     const int64_t m = s->m;
     REAL *power = s->A, *sum = s->C, *spare = s->N;
@@ -145,15 +166,33 @@ PART void NAME(add_up)(const NAME(Step) *s)
     for (int64_t k = d * width; k < (d + 2) * width; k++) gram[k] = base[k] + recent[k];
 }
 
-/* The update, given C = (I − A)⁻¹: `change`, which is that of the rows of V, and the whole of the table. */
-FOR_THIS_PROCESSOR void NAME(update)(const NAME(Step) *s)
+/* V[ids] ← rows − η YᵀJ; changes of a repeated id add up. */
+PART void NAME(change_rows)(const NAME(Step) *s)
 {
-    const int64_t d = s->d, m = s->m, width = s->width;
+    const int64_t d = s->d, m = s->m;
+    for (int64_t i = 0; i < m && s->stamp; i++) { /* a repeated id: the same row twice */
+        memcpy(s->V + s->ids[i] * d, s->rows + i * d, d * sizeof(REAL));
+        s->stamp[s->ids[i]] = (int32_t)s->now;
+    }
+    for (int64_t i = 0; i < m; i++) {
+        const REAL minus = (REAL)(-s->eta * s->dout[i]), *J = s->J + i * s->width;
+        REAL *row = s->V + s->ids[i] * d;
+        for (int64_t j = 0; j < d; j++) row[j] += minus * J[j];
+    }
+}
+
+/* The update, of the rows of V and of the whole of the table, by (I − A)⁻¹ = a series of so many `terms`; by C, which
+ * then is that inverse, where `terms` is 0. Returns what `read` returns. */
+FOR_THIS_PROCESSOR int64_t NAME(update)(const NAME(Step) *s, int64_t terms)
+{
+    const int64_t d = s->d, m = s->m, width = s->width, wrong = outside(s->ids, m, s->D);
+    if (wrong >= 0) return wrong;
     const double eta = s->eta;
     const REAL *HT = s->HT, *dq = s->dq, *ds = s->ds, *dout = s->dout;
     REAL *H_omega = s->products + 2 * d * m, *Hw_bar = H_omega + m, *HU_inv = Hw_bar + m, *HU = HU_inv + d * m;
     REAL *R = HU + d * m, *J = s->J, *U_inv_T = s->table + (d + 2) * width, *U = U_inv_T + d * width;
 
+    if (terms) NAME(series)(s, terms);
     NAME(half_gram)(s);
     NAME(product)(s->gemm, "NT", d, m, m, -eta * eta, HT, m, s->N, m, eta, R, m);
     REAL *omega_step = R + d * m, *w_bar_step = omega_step + m;
@@ -163,13 +202,9 @@ FOR_THIS_PROCESSOR void NAME(update)(const NAME(Step) *s)
         w_bar_step[i] = (REAL)(b * Hw_bar[i] + eta * ((s->p ? s->p[i] : 1) * dout[i] + s->p_norm2 * sum));
     }
     NAME(product)(s->gemm, "NT", m, d, m, 1, s->C, m, HU_inv, m, 0, J, width);
-    for (int64_t i = 0; i < m; i++) {
-        const REAL minus = (REAL)(-eta * dout[i]), b = (REAL)(2 * eta * dq[i]);
-        for (int64_t j = 0; j < d; j++) {
-            s->change[i * d + j] = minus * J[i * width + j];
-            J[i * width + j] *= b;
-        }
-    }
+    NAME(change_rows)(s);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < d; j++) J[i * width + j] *= (REAL)(2 * eta * dq[i]);
     for (int64_t j = 0; j < d; j++)
         for (int64_t i = 0; i < m; i++) HU[j * m + i] *= (REAL)(2 * eta) * dq[i];
 
@@ -185,6 +220,7 @@ FOR_THIS_PROCESSOR void NAME(update)(const NAME(Step) *s)
         s->deviation[d + j] = U[j * (width + 1)]++;
     }
     NAME(add_up)(s);
+    return -1;
 }
 
 /* For the caller to compare with what it knows: a library of another revision must not be called. */
