@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.spherical.native import Kernel, kernel_for
+from lstlm.spherical.native import Kernel, kernel_for, plain
 from lstlm.spherical.rows import RowValues, read_rows
 
 # the gain of each activation: it keeps the variance of a layer's output near that of its input
@@ -242,3 +243,24 @@ def _layer_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> _Lay
     alike = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() for p in (x, *parameters))
     kernel = kernel_for(x) if alike and len(x) > 0 else None
     return _Layer(activation) if kernel is None else _CompiledLayer(activation, kernel)
+
+
+def adagrad(optimiser: torch.optim.Adagrad) -> bool:
+    """Take the step of `optimiser` by compiled code, where that takes what is there; say whether it did.
+
+    torch spends as long on the way to its pass over the parameters as on the pass.
+    """
+    steps = []
+    for group in optimiser.param_groups:
+        for x in group["params"]:
+            kernel, g, state = kernel_for(x), x.grad, optimiser.state[x]
+            if kernel is None or g is None or not plain(g) or g.shape != x.shape:
+                return False
+            if any(y.dtype != x.dtype or not y.is_contiguous() for y in (x, g, state["sum"])):
+                return False
+            pointers = (y.data_ptr() for y in (x, g, state["sum"], state["step"]))
+            steps.append((kernel.adagrad, (x.numel(), *pointers, group["lr"], group["eps"])))
+    for function, arguments in steps:
+        function(*arguments)
+    increment_version([x for group in optimiser.param_groups for x in group["params"]])
+    return True

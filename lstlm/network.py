@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lstlm.config import Config, DataConfig, OptimConfig, output_rate
 from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
 from lstlm.errors import CheckpointError, ConfigError, DataError
-from lstlm.layers import HiddenLayers, SparseEmbedding
+from lstlm.layers import HiddenLayers, SparseEmbedding, adagrad
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
 from lstlm.spherical.rows import adagrad_rows, add_rows, outside
@@ -184,7 +184,8 @@ class Optimisers:
         if self.hidden is not None:
             for group in self.hidden.param_groups:
                 group["lr"] = self.config.hidden_lr * lr_scale
-            self.hidden.step()
+            if not (isinstance(self.hidden, torch.optim.Adagrad) and adagrad(self.hidden)):
+                self.hidden.step()
 
     @torch.no_grad()
     def step_embedding(self, lr_scale: float = 1.0) -> None:

@@ -30,6 +30,7 @@ _SIGNATURES = {
     "product": "- psnnnxpnpnxpn",
     "layer_forward": "- pnnnnpppnp",
     "layer_backward": "- pnnnnppnpppppp",
+    "adagrad": "- nppppxx",
     "repair_rows": "n pnppnppnpp",
     "leave_segments": "- ppppnpppp",
     "power_iteration": "- pnnpnnppp",

@@ -47,3 +47,16 @@ FOR_THIS_PROCESSOR void NAME(layer_backward)(NAME(Gemm) *gemm, int64_t activatio
     if (dX && by_rows) NAME(product)(gemm, "TN", m, inputs, units, 1, dZ, m, A, inputs, 0, dX, inputs);
     if (dX && !by_rows) NAME(product)(gemm, "TN", inputs, m, units, 1, A, inputs, dZ, m, 0, dX, m);
 }
+
+/* A step of Adagrad: squares += g², x −= rate · g / (√squares + epsilon), for gradients g of x (n,); counts it in `steps`. */
+FOR_THIS_PROCESSOR void NAME(adagrad)(int64_t n, REAL *x, const REAL *gradient, REAL *squares, float *steps, double rate,
+                                      double epsilon)
+{
+    const REAL by = (REAL)rate, least = (REAL)epsilon;
+    for (int64_t i = 0; i < n; i++) {
+        const REAL square = squares[i] + gradient[i] * gradient[i];
+        squares[i] = square;
+        x[i] -= by * gradient[i] / (NAME(root)(square) + least);
+    }
+    *steps += 1;
+}
