@@ -20,7 +20,7 @@
 
 enum {
     LINE = 64,    /* bytes of a cache line */
-    AHEAD = 4,    /* rows to ask memory for in advance */
+    AHEAD = 8,    /* rows to ask memory for in advance */
     LANES = 16,   /* sums side by side, so that one of vectors comes of it */
     AT_ONCE = 64, /* rows of about the same age in one product */
     TILE_ROWS = 6, TILE_VECTORS = 4, /* of a product: 24 sums, 4 vectors and a number are in registers, of 32 */

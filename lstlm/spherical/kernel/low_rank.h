@@ -86,13 +86,23 @@ int64_t NAME(differentiate)(NAME(Step) *s)
     return 1;
 }
 
+/* out (m,m) ← HHᵀ, which is symmetric: a quarter of it is copied. */
+PART void NAME(gram)(const NAME(Step) *s, REAL *out)
+{
+    const int64_t d = s->d, m = s->m, half = m / 2;
+    NAME(product)(s->gemm, "TN", m, half, d, 1, s->HT, m, s->HT, m, 0, out, m);
+    NAME(product)(s->gemm, "TN", m - half, m - half, d, 1, s->HT + half, m, s->HT + half, m, 0, out + half * m + half, m);
+    for (int64_t i = 0; i < half; i++)
+        for (int64_t k = half; k < m; k++) out[i * m + k] = out[k * m + i];
+}
+
 /* A = HHᵀ B, and found = trace |A|, trace A, Σ |A_ij A_ji|, which bound its eigenvalues. */
 FOR_THIS_PROCESSOR void NAME(shrinking)(const NAME(Step) *s, double found[3])
 {
     const int64_t d = s->d, m = s->m;
     REAL *A = s->A;
     const double eta = s->eta;
-    NAME(product)(s->gemm, "TN", m, m, d, 1, s->HT, m, s->HT, m, 0, A, m);
+    NAME(gram)(s, A);
     double absolute = 0, trace = 0, squares = 0;
     for (int64_t i = 0; i < m; i++) {
         double row = 0; /* Σ_k G_ik² |b_i b_k| = Σ_k |A_ik A_ki| */

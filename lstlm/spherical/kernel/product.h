@@ -11,7 +11,7 @@ typedef void NAME(Gemm)(const char *, const char *, const int64_t *, const int64
 #ifdef WIDE_VECTORS
 enum { NAME(LANES) = 64 / sizeof(REAL), NAME(BREADTH) = TILE_VECTORS * NAME(LANES) };
 typedef REAL NAME(Vector) __attribute__((vector_size(64)));
-typedef REAL NAME(Unaligned) __attribute__((vector_size(64), aligned(sizeof(REAL))));
+typedef REAL NAME(Four) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL))));
 
 /* out (rows,vectors) ← A panel, where a_ik is A[i·down + k·along]. `rows` and `vectors` are known when this is compiled,
  * so that the sums stay in registers; what happens to them next would drive them out. */
@@ -62,18 +62,32 @@ PART void NAME(tiles)(const int vectors, int64_t M, int64_t depth, REAL alpha, c
     }
 }
 
+/* to (4,4) ← the transpose of (4,4) at `from`, whose rows are `apart` and those of `to` BREADTH numbers apart. */
+PART void NAME(turn)(const REAL *from, int64_t apart, REAL *to)
+{
+    NAME(Four) a = *(NAME(Four) *)from, b = *(NAME(Four) *)(from + apart);
+    NAME(Four) c = *(NAME(Four) *)(from + 2 * apart), d = *(NAME(Four) *)(from + 3 * apart);
+    const NAME(Four) ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    a = __builtin_shufflevector(a, b, 2, 6, 3, 7), c = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(NAME(Four) *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+    *(NAME(Four) *)(to + NAME(BREADTH)) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    *(NAME(Four) *)(to + 2 * NAME(BREADTH)) = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+    *(NAME(Four) *)(to + 3 * NAME(BREADTH)) = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+}
+
 /* panel (depth,BREADTH) ← columns of B, whose b_kj is B[k·down + j·along], and zeros beyond them. */
 PART void NAME(pack)(int64_t depth, int64_t columns, const REAL *B, int64_t down, int64_t along, REAL *panel)
 {
-    if (along == 1 && columns == NAME(BREADTH))
+    const int64_t fours = down == 1 ? columns / 4 * 4 : 0, deep = depth / 4 * 4;
+    if (along == 1 && columns == NAME(BREADTH)) {
         for (int64_t k = 0; k < depth; k++) memcpy(panel + k * NAME(BREADTH), B + k * down, sizeof(REAL[NAME(BREADTH)]));
-    else
-        for (int64_t start = 0; start < depth; start += NAME(LANES)) { /* a cache line of B at a time, if they lie so */
-            const int64_t stop = start + NAME(LANES) < depth ? start + NAME(LANES) : depth;
-            for (int64_t j = 0; j < NAME(BREADTH); j++)
-                for (int64_t k = start; k < stop; k++)
-                    panel[k * NAME(BREADTH) + j] = j < columns ? B[k * down + j * along] : 0;
-        }
+        return;
+    }
+    for (int64_t j = 0; j < fours; j += 4)
+        for (int64_t k = 0; k < deep; k += 4) NAME(turn)(B + k + j * along, along, panel + k * NAME(BREADTH) + j);
+    for (int64_t k = 0; k < depth; k++)
+        for (int64_t j = k < deep ? fours : 0; j < NAME(BREADTH); j++)
+            panel[k * NAME(BREADTH) + j] = j < columns ? B[k * down + j * along] : 0;
 }
 
 /* The product of `product` below, where `gemm` is NULL: B goes panel by panel into memory that fits the cache. */

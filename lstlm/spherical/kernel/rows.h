@@ -94,7 +94,10 @@ FOR_THIS_PROCESSOR int64_t NAME(adagrad_rows)(REAL *table, int64_t rows, int64_t
         last[slot] = k;
     }
     for (int64_t k = 0; k < n; k++) {
-        if (k + AHEAD < n) NAME(prefetch)(table + ids[k + AHEAD] * size, size);
+        if (k + AHEAD < n) {
+            NAME(prefetch)(table + ids[k + AHEAD] * size, size);
+            PREFETCH(squares + ids[k + AHEAD]);
+        }
         if (earlier[k] != NONE) continue;
         memset(sum, 0, size * sizeof(REAL));
         for (int64_t same = k; same != NONE; same = next[same])
