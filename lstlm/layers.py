@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,14 +125,13 @@ class HiddenPass:
     @torch.no_grad()
     def __init__(self, x: Tensor, activation: str, parameters: Sequence[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self.parameters, self._layer = parameters, _layer_for(x, activation, parameters)
-        self._columns = _forward(self._layer, x, parameters)
-        self.h = self._columns[-1].T
+        self.parameters, self._way = parameters, _way_for(x, activation, parameters)
+        self.h, self._kept = self._way.forward(x, parameters)
 
     @torch.no_grad()
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of x and of the parameters, given that of h."""
-        return _backward(self._layer, self._columns, self.parameters[::2], gradient, wanted=True)
+        return self._way.backward(self._kept, self.parameters, _like(gradient, self.h), wanted=True)
 
 
 class _Autograd(torch.autograd.Function):
@@ -139,110 +139,108 @@ class _Autograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        ctx.layer = _layer_for(x, activation, parameters)
-        columns = _forward(ctx.layer, x, parameters)
-        ctx.save_for_backward(*columns, *parameters[::2])
-        return columns[-1].T
+        ctx.way = _way_for(x, activation, parameters)
+        h: Tensor
+        h, kept = ctx.way.forward(x, parameters)
+        ctx.save_for_backward(*kept, *parameters)
+        ctx.kept = len(kept)
+        return h
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        layers = len(ctx.saved_tensors) // 2
-        columns, matrices = ctx.saved_tensors[: layers + 1], ctx.saved_tensors[layers + 1 :]
-        dx, gradients = _backward(ctx.layer, columns, matrices, gradient, wanted=ctx.needs_input_grad[0])
+        kept, parameters = ctx.saved_tensors[: ctx.kept], ctx.saved_tensors[ctx.kept :]
+        dx, gradients = ctx.way.backward(kept, parameters, gradient, wanted=ctx.needs_input_grad[0])
         return dx, None, *gradients
 
 
-def _forward(layer: _Layer, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return xᵀ and the outputs of the layers, (units,m) each.
+def _like(gradient: Tensor, h: Tensor) -> Tensor:
+    """Return the gradient of h, if it can be that."""
+    if gradient.shape != h.shape or gradient.dtype != h.dtype:
+        raise ConfigError(f"the gradient is {gradient.dtype} {tuple(gradient.shape)}, h is {h.dtype} {tuple(h.shape)}")
+    return gradient
+
+
+class _Plain:
+    """Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) with Y_0 = xᵀ and hᵀ the last, by torch.
 
     Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
     minibatch in the same way, neither turns h around nor its gradient.
     """
-    columns = [x.T]
-    for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-        columns.append(layer.forward(A, a, columns[-1]))
-    return columns
-
-
-def _backward(
-    layer: _Layer, columns: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients of x, where it is wanted, and of weights and biases in turn, given that of h."""
-    h = columns[-1]
-    if gradient.shape != h.T.shape or gradient.dtype != h.dtype:
-        raise ConfigError(
-            f"the gradient is {gradient.dtype} {tuple(gradient.shape)}, h is {h.dtype} {tuple(h.T.shape)}"
-        )
-    dX: Tensor | None = gradient.T.contiguous()  # of the columns of the layer below, as the loop goes down
-    gradients: list[Tensor] = []
-    for i, A in reversed([*enumerate(matrices)]):
-        assert dX is not None
-        dA, da, dX = layer.backward(A, columns[i], columns[i + 1], dX, wanted or i > 0)
-        gradients += [da, dA]
-    return None if dX is None else dX.T, gradients[::-1]
-
-
-class _Layer:
-    """Y = f(Z), Z = A X + a, for X (inputs,m), by torch. X may be the transpose of something contiguous."""
 
     def __init__(self, activation: str) -> None:
         self.activation = activation
 
-    def forward(self, A: Tensor, a: Tensor, X: Tensor) -> Tensor:
-        """Return Y (units,m)."""
-        Z = torch.addmm(a[:, None], A, X)
-        return Z.tanh_() if self.activation == "tanh" else Z.relu_() if self.activation == "relu" else Z
+    def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return h, and what `backward` wants to see again."""
+        columns = [x.T]
+        for A, a in zip(parameters[::2], parameters[1::2], strict=True):
+            Z = torch.addmm(a[:, None], A, columns[-1])
+            columns.append(Z.tanh_() if self.activation == "tanh" else Z.relu_() if self.activation == "relu" else Z)
+        return columns[-1].T, columns
 
     def backward(
-        self, A: Tensor, X: Tensor, Y: Tensor, dY: Tensor, wanted: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the gradients of A, a and, where it is wanted, X, given that of Y."""
-        dZ = dY
-        if self.activation == "tanh":
-            dZ = torch.ops.aten.tanh_backward(dY, Y)
-        elif self.activation == "relu":
-            dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
-        return dZ @ X.T, dZ.sum(1), A.T @ dZ if wanted else None
+        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], gradient: Tensor, *, wanted: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Return the gradients of x, where it is wanted, and of weights and biases in turn, given that of h."""
+        dY, gradients = gradient.T, []
+        for i in reversed(range(len(parameters) // 2)):
+            A, X, Y, dZ = parameters[2 * i], kept[i], kept[i + 1], dY
+            if self.activation == "tanh":
+                dZ = torch.ops.aten.tanh_backward(dY, Y)
+            elif self.activation == "relu":
+                dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
+            gradients += [dZ.sum(1), dZ @ X.T]
+            if wanted or i > 0:
+                dY = A.T @ dZ
+        return dY.T if wanted else None, gradients[::-1]
 
 
-class _CompiledLayer(_Layer):
+class _Compiled(_Plain):
     """The same in one call each."""
 
     def __init__(self, activation: str, kernel: Kernel) -> None:
         super().__init__(activation)
         self.kernel, self.number = kernel, ("identity", "tanh", "relu").index(activation)
 
-    def forward(self, A: Tensor, a: Tensor, X: Tensor) -> Tensor:
-        (units, inputs), m = A.shape, X.shape[1]
-        if len(X) != inputs:
-            return super().forward(A, a, X)  # which says what is wrong
-        Y = X.new_empty(units, m)
-        self.kernel.layer_forward(
-            *(self.kernel.gemm, self.number, units, inputs, m, A.data_ptr(), a.data_ptr()),
-            *(X.data_ptr(), not X.is_contiguous(), Y.data_ptr()),
-        )
-        return Y
+    def _layers(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor] | None = None) -> tuple[int, int, Any]:
+        """Return what compiled code wants to know of the layers: Layer of kernel/layers.h, each six numbers."""
+        numbers: list[int] = []
+        for i in range(0, len(parameters), 2):
+            found = (0, 0) if gradients is None else (gradients[i].data_ptr(), gradients[i + 1].data_ptr())
+            numbers += *parameters[i].shape, parameters[i].data_ptr(), parameters[i + 1].data_ptr(), *found
+        return self.number, len(parameters) // 2, (ctypes.c_int64 * len(numbers))(*numbers)
+
+    def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        m, units = x.shape[0], [A.shape[0] for A in parameters[::2]]
+        Y = x.new_empty(sum(units), m)
+        self.kernel.layers_forward(self.kernel.gemm, *self._layers(parameters), m, x.data_ptr(), Y.data_ptr())
+        return Y[-units[-1] :].T, (x, Y)
 
     def backward(
-        self, A: Tensor, X: Tensor, Y: Tensor, dY: Tensor, wanted: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        (units, inputs), m, by_rows = A.shape, X.shape[1], not X.is_contiguous()
-        dZ, dA, da, dX = Y.new_empty(units, m), A.new_empty(units, inputs), A.new_empty(units), None
-        if wanted:
-            dX = A.new_empty(m, inputs).T if by_rows else A.new_empty(inputs, m)
-        self.kernel.layer_backward(
-            *(self.kernel.gemm, self.number, units, inputs, m, A.data_ptr(), X.data_ptr(), by_rows, Y.data_ptr()),
-            *(dY.data_ptr(), dZ.data_ptr(), dA.data_ptr(), da.data_ptr(), None if dX is None else dX.data_ptr()),
+        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], gradient: Tensor, *, wanted: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        (x, Y), m, dY = kept, gradient.shape[0], gradient.T.contiguous()
+        largest = max(A.shape[0] for A in parameters[::2])
+        spare, dx = x.new_empty(2 * largest * m), torch.empty_like(x) if wanted else None
+        gradients = [torch.empty_like(p) for p in parameters]
+        self.kernel.layers_backward(
+            *(self.kernel.gemm, *self._layers(parameters, gradients), m, x.data_ptr(), Y.data_ptr(), dY.data_ptr()),
+            *(spare.data_ptr(), largest, None if dx is None else dx.data_ptr()),
         )
-        return dA, da, dX
+        return dx, gradients
 
 
-def _layer_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> _Layer:
+def _way_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> _Plain:
     """Choose by what x and the parameters are; in float64 torch has the faster tanh."""
     alike = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() for p in (x, *parameters))
-    kernel = kernel_for(x) if alike and len(x) > 0 else None
-    return _Layer(activation) if kernel is None else _CompiledLayer(activation, kernel)
+    kernel = kernel_for(x) if alike and parameters and x.numel() > 0 else None
+    inputs = x.shape[1]
+    for A, a in zip(parameters[::2], parameters[1::2], strict=True):
+        if A.shape != (*a.shape, inputs):
+            return _Plain(activation)  # where torch says what does not fit
+        inputs = A.shape[0]
+    return _Plain(activation) if kernel is None else _Compiled(activation, kernel)
 
 
 def adagrad(optimiser: torch.optim.Adagrad) -> bool:
