@@ -214,7 +214,7 @@ class _Compiled(_Plain):
     def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         m, units = x.shape[0], [A.shape[0] for A in parameters[::2]]
         Y = x.new_empty(sum(units), m)
-        self.kernel.layers_forward(self.kernel.gemm, *self._layers(parameters), m, x.data_ptr(), Y.data_ptr())
+        self.kernel.layers_forward(self.kernel.products, *self._layers(parameters), m, x.data_ptr(), Y.data_ptr())
         return Y[-units[-1] :].T, (x, Y)
 
     def backward(
@@ -225,7 +225,7 @@ class _Compiled(_Plain):
         spare, dx = x.new_empty(2 * largest * m), torch.empty_like(x) if wanted else None
         gradients = [torch.empty_like(p) for p in parameters]
         self.kernel.layers_backward(
-            *(self.kernel.gemm, *self._layers(parameters, gradients), m, x.data_ptr(), Y.data_ptr(), dY.data_ptr()),
+            *(self.kernel.products, *self._layers(parameters, gradients), m, x.data_ptr(), Y.data_ptr(), dY.data_ptr()),
             *(spare.data_ptr(), largest, None if dx is None else dx.data_ptr()),
         )
         return dx, gradients

@@ -53,7 +53,7 @@ class CompiledLowRank(LowRank):
         self.products, self.rows = H.new_empty(5 * d + 4, m), H.new_empty(m, 1, d)
         self.found = H.new_empty(3, m, dtype=torch.float64)
         self.step = step = Step(
-            gemm=self.kernel.gemm,
+            by=self.kernel.products,
             d=d,
             m=m,
             width=aligned_width(d),

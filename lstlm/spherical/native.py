@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 AT_ONCE = 64  # rows that repair_rows takes at once, as in kernel/common.h
 _GEMM = {torch.float32: "sgemm_", torch.float64: "dgemm_"}
+_OPENMP = {"parallel": "GOMP_parallel", "thread_number": "omp_get_thread_num", "threads_at_work": "omp_get_num_threads"}
 # pointer, count, number, word
 _KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "x": ctypes.c_double, "s": ctypes.c_char_p}
 # what each function returns (nothing where "-") and takes
@@ -46,11 +47,20 @@ _SIGNATURES = {
 _OF_IDS = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn", "has_own_product": "n "}
 
 
+class Products(ctypes.Structure):
+    """`Products` of kernel/product.h, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("gemm", "parallel", "thread_number", "threads_at_work")),
+        ("threads", ctypes.c_int64),
+    )
+
+
 class Step(ctypes.Structure):
     """`Step` of kernel/low_rank.h, field by field."""
 
     _fields_ = (
-        ("gemm", ctypes.c_void_p),
+        ("by", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("d", "m", "width", "D")),
         *((name, ctypes.c_void_p) for name in ("table", "base", "deviation", "V", "ids", "HT", "p", "rows")),
         *((name, ctypes.c_void_p) for name in ("products", "outputs", "dq", "ds", "do", "grad_H")),
@@ -67,17 +77,23 @@ class Segments(ctypes.Structure):
     """`Segments` of kernel/history.h, field by field."""
 
     _fields_ = (
-        ("gemm", ctypes.c_void_p),
+        ("by", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("d", "slots", "repairs", "open")),
         *((name, ctypes.c_void_p) for name in ("X", "Y", "U", "onward", "reached")),
     )
 
 
 class Kernel:
-    """The compiled functions for one type of number, by name, and `gemm`, which is the product that they shall call."""
+    """The compiled functions for one type of number, by name, and the products that they shall take.
 
-    def __init__(self, compiled: ctypes.CDLL, blas: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self.blas = ctypes.cast(getattr(blas, _GEMM[dtype]), ctypes.c_void_p).value
+    `blas` is the address of those of PyTorch's BLAS, for a few rows; `products` of the faster ones for many.
+    """
+
+    def __init__(self, compiled: ctypes.CDLL, torch_cpu: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._blas = Products(gemm=_address(torch_cpu, _GEMM[dtype]))
+        self.blas = ctypes.addressof(self._blas)
+        if not self._blas.gemm:
+            raise AttributeError("PyTorch was built without a BLAS that can be called from here")
         suffix = str(dtype).removeprefix("torch.")
         names = {**{name: f"{name}_{suffix}" for name in _SIGNATURES}, **{name: name for name in _OF_IDS}}
         for name, symbol in names.items():
@@ -87,12 +103,16 @@ class Kernel:
             setattr(self, name, function)
         if self.size_of_structs() != 1000 * ctypes.sizeof(Step) + ctypes.sizeof(Segments):
             raise AttributeError("compiled from another revision")
-        self._own_product = bool(self.has_own_product())
+        self._own = Products(**{name: _address(torch_cpu, symbol) for name, symbol in _OPENMP.items()})
+        self._own_address = ctypes.addressof(self._own) if self.has_own_product() else None
 
     @property
-    def gemm(self) -> int | None:
-        """The address of the product of PyTorch's BLAS; None for kernel/product.h, where that is the faster one."""
-        return None if self._own_product and torch.get_num_threads() == 1 else self.blas
+    def products(self) -> int:
+        """The address of our own products where they are the faster ones, by as many threads as torch takes now."""
+        if self._own_address is None:
+            return self.blas
+        self._own.threads = threads = torch.get_num_threads()
+        return self._own_address if threads == 1 or self._own.parallel else self.blas
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)  # here for the type checker: functions are attributes of their own
@@ -113,6 +133,12 @@ def plain(x: Tensor) -> bool:
     return x.is_cpu and type(x) in (Tensor, nn.Parameter)
 
 
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    """Return where a function is, of a library or of those that it needs; None where it is not."""
+    function = getattr(library, name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
 @cache
 def _load(dtype: torch.dtype) -> Kernel | None:
     """Return the compiled functions for a dtype; None where they were not built or find no BLAS."""
@@ -122,7 +148,7 @@ def _load(dtype: torch.dtype) -> Kernel | None:
     if sys.byteorder != "little":  # see Gemm in kernel/layers.h
         return None
     try:
-        blas = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return Kernel(ctypes.CDLL(spec.origin), blas, dtype)
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return Kernel(ctypes.CDLL(spec.origin), torch_cpu, dtype)
     except (OSError, AttributeError):
         return None

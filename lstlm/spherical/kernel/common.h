@@ -23,6 +23,7 @@ enum {
     AHEAD = 8,    /* rows to ask memory for in advance */
     LANES = 16,   /* sums side by side, so that one of vectors comes of it */
     AT_ONCE = 64, /* rows of about the same age in one product */
+    WORTH_A_THREAD = 1 << 20, /* multiplications */
     TILE_ROWS = 6, TILE_VECTORS = 4, /* of a product: 24 sums, 4 vectors and a number are in registers, of 32 */
 };
 

@@ -17,15 +17,15 @@ PART void NAME(orthonormal)(double *X, int64_t k, int64_t d)
 }
 
 /* X (k,d) ← orthonormal (X A Aᵀ), `times` times; image ← X A. scratch (2k,d). */
-FOR_THIS_PROCESSOR void NAME(power_iteration)(NAME(Gemm) *gemm, int64_t d, int64_t width, const REAL *A, int64_t k,
+FOR_THIS_PROCESSOR void NAME(power_iteration)(const NAME(Products) *by, int64_t d, int64_t width, const REAL *A, int64_t k,
                                               int64_t times, double *X, double *image, REAL *scratch)
 {
     REAL *rounded = scratch, *turned = scratch + k * d;
     for (int64_t time = 0; time <= times; time++) {
         for (int64_t l = 0; l < k * d; l++) rounded[l] = (REAL)X[l];
-        NAME(product)(gemm, "NN", k, d, d, 1, rounded, d, A, width, 0, turned, d);
+        NAME(product)(by, "NN", k, d, d, 1, rounded, d, A, width, 0, turned, d);
         if (time == times) break;
-        NAME(product)(gemm, "NT", k, d, d, 1, turned, d, A, width, 0, rounded, d);
+        NAME(product)(by, "NT", k, d, d, 1, turned, d, A, width, 0, rounded, d);
         for (int64_t l = 0; l < k * d; l++) X[l] = rounded[l];
         NAME(orthonormal)(X, k, d);
     }

@@ -4,7 +4,7 @@
  * out of its range, with nothing done.
  * Those that have seen about as many go together, AT_ONCE at a time, from the first repair on that one of them has not
  * seen. Scratch: order (n + count + 2,), spare (AT_ONCE, count + d). */
-FOR_THIS_PROCESSOR int64_t NAME(repair_rows)(NAME(Gemm) *gemm, int64_t d, REAL *rows, const int64_t *seen, int64_t n,
+FOR_THIS_PROCESSOR int64_t NAME(repair_rows)(const NAME(Products) *by, int64_t d, REAL *rows, const int64_t *seen, int64_t n,
                                              const REAL *X, const REAL *Y, int64_t count, int64_t *order, REAL *spare)
 {
     int64_t *place = order + n; /* where those that have seen so many begin: sorting by counting */
@@ -20,10 +20,10 @@ FOR_THIS_PROCESSOR int64_t NAME(repair_rows)(NAME(Gemm) *gemm, int64_t d, REAL *
         const int64_t some = n - start < AT_ONCE ? n - start : AT_ONCE, first = seen[order[start]], left = count - first;
         if (left == 0) break;
         for (int64_t i = 0; i < some; i++) memcpy(v + i * d, rows + order[start + i] * d, d * sizeof(REAL));
-        NAME(product)(gemm, "NT", some, left, d, 1, v, d, X + first * d, d, 0, overlaps, left);
+        NAME(product)(by, "NT", some, left, d, 1, v, d, X + first * d, d, 0, overlaps, left);
         for (int64_t i = 0; i < some; i++)
             memset(overlaps + i * left, 0, (seen[order[start + i]] - first) * sizeof(REAL));
-        NAME(product)(gemm, "NN", some, d, left, 1, overlaps, left, Y + first * d, d, 1, v, d);
+        NAME(product)(by, "NN", some, d, left, 1, overlaps, left, Y + first * d, d, 1, v, d);
         for (int64_t i = 0; i < some; i++) memcpy(rows + order[start + i] * d, v + i * d, d * sizeof(REAL));
     }
     return 0;
@@ -31,7 +31,7 @@ FOR_THIS_PROCESSOR int64_t NAME(repair_rows)(NAME(Gemm) *gemm, int64_t d, REAL *
 
 /* The closed and the open segments of history.py: X, Y (slots,repairs,d), U (slots,d,d), onward (slots,2,d,d). */
 typedef struct {
-    NAME(Gemm) *gemm;
+    const NAME(Products) *by;
     int64_t d, slots, repairs, open;
     const REAL *X, *Y, *U, *onward;
     const int64_t *reached;
@@ -49,13 +49,13 @@ void NAME(leave_segments)(const NAME(Segments) *s, REAL *rows, const int64_t *se
         while (fresh < stop && seen[fresh] == 0) fresh++;
         const int64_t slot = segment[start] % s->slots, place = slot * s->repairs * d;
         const REAL *from_start = s->onward + 2 * slot * d * d, *from_end = from_start + d * d;
-        NAME(repair_rows)(s->gemm, d, rows + fresh * d, seen + fresh, stop - fresh, s->X + place, s->Y + place,
+        NAME(repair_rows)(s->by, d, rows + fresh * d, seen + fresh, stop - fresh, s->X + place, s->Y + place,
                           s->repairs, order, spare);
-        NAME(product)(s->gemm, "NN", fresh - start, d, d, 1, rows + start * d, d, from_start, d, 0, out + start * d, d);
-        NAME(product)(s->gemm, "NN", stop - fresh, d, d, 1, rows + fresh * d, d, from_end, d, 0, out + fresh * d, d);
+        NAME(product)(s->by, "NN", fresh - start, d, d, 1, rows + start * d, d, from_start, d, 0, out + start * d, d);
+        NAME(product)(s->by, "NN", stop - fresh, d, d, 1, rows + fresh * d, d, from_end, d, 0, out + fresh * d, d);
         for (int64_t later = s->reached[slot]; later < s->open; later++) {
             memcpy(copy, out + start * d, (stop - start) * d * sizeof(REAL));
-            NAME(product)(s->gemm, "NN", stop - start, d, d, 1, copy, d, s->U + later % s->slots * d * d, d, 0,
+            NAME(product)(s->by, "NN", stop - start, d, d, 1, copy, d, s->U + later % s->slots * d * d, d, 0,
                           out + start * d, d);
         }
     }

@@ -33,13 +33,13 @@ PART void NAME(activate)(int64_t activation, int64_t n, REAL a, REAL *Y)
 
 /* Y, the results (units,m) of all layers one after the other, Y_l = f(A_l Y_(l−1) + a_l 1ᵀ), of which Y_0 is stored as
  * x (m,inputs). */
-FOR_THIS_PROCESSOR void NAME(layers_forward)(NAME(Gemm) *gemm, int64_t activation, int64_t count,
+FOR_THIS_PROCESSOR void NAME(layers_forward)(const NAME(Products) *by, int64_t activation, int64_t count,
                                              const NAME(Layer) *layers, int64_t m, const REAL *x, REAL *Y)
 {
     const REAL *below = x;
     for (int64_t l = 0; l < count; l++) {
         const int64_t units = layers[l].units, inputs = layers[l].inputs, first = l == 0;
-        NAME(product)(gemm, first ? "NT" : "NN", units, m, inputs, 1, layers[l].A, inputs, below, first ? inputs : m, 0, Y, m);
+        NAME(product)(by, first ? "NT" : "NN", units, m, inputs, 1, layers[l].A, inputs, below, first ? inputs : m, 0, Y, m);
         for (int64_t j = 0; j < units; j++) NAME(activate)(activation, m, layers[l].a[j], Y + j * m);
         below = Y;
         Y += units * m;
@@ -58,7 +58,7 @@ PART void NAME(slope)(int64_t activation, int64_t n, const REAL *y, const REAL *
 
 /* Given x, Y as above and dY of the last layer: the gradients dA and da of every layer and, unless NULL, dx (m,inputs).
  * Scratch: spare (2,largest,m), for the largest number of units. */
-FOR_THIS_PROCESSOR void NAME(layers_backward)(NAME(Gemm) *gemm, int64_t activation, int64_t count,
+FOR_THIS_PROCESSOR void NAME(layers_backward)(const NAME(Products) *by, int64_t activation, int64_t count,
                                               const NAME(Layer) *layers, int64_t m, const REAL *x, const REAL *Y,
                                               const REAL *dY, REAL *spare, int64_t largest, REAL *dx)
 {
@@ -74,11 +74,11 @@ FOR_THIS_PROCESSOR void NAME(layers_backward)(NAME(Gemm) *gemm, int64_t activati
         const REAL *A = layers[l].A;
         REAL *dA = layers[l].dA;
         if (l > 0) {
-            NAME(product)(gemm, "NT", units, inputs, m, 1, dZ, m, Y - inputs * m, m, 0, dA, inputs);
-            NAME(product)(gemm, "TN", inputs, m, units, 1, A, inputs, dZ, m, 0, below, m);
+            NAME(product)(by, "NT", units, inputs, m, 1, dZ, m, Y - inputs * m, m, 0, dA, inputs);
+            NAME(product)(by, "TN", inputs, m, units, 1, A, inputs, dZ, m, 0, below, m);
         } else {
-            NAME(product)(gemm, "NN", units, inputs, m, 1, dZ, m, x, inputs, 0, dA, inputs);
-            if (dx) NAME(product)(gemm, "TN", m, inputs, units, 1, dZ, m, A, inputs, 0, dx, inputs);
+            NAME(product)(by, "NN", units, inputs, m, 1, dZ, m, x, inputs, 0, dA, inputs);
+            if (dx) NAME(product)(by, "TN", m, inputs, units, 1, dZ, m, A, inputs, 0, dx, inputs);
         }
         dY = below; /* which is read in full before it is written again */
     }

@@ -4,7 +4,7 @@
 
 /* A step, as lstlm/spherical/compiled.py fills it in. */
 typedef struct {
-    NAME(Gemm) *gemm;
+    const NAME(Products) *by;
     int64_t d, m, width, D;         /* width: how far apart the rows of table, base and J are */
     REAL *table, *base, *deviation; /* the state: stack.py */
     REAL *V;                        /* (D,d) */
@@ -33,7 +33,7 @@ int64_t NAME(read)(const NAME(Step) *s)
     const int64_t d = s->d, m = s->m, wrong = outside(s->ids, m, s->D);
     if (wrong >= 0) return wrong;
     for (int64_t i = 0; i < m; i++) NAME(prefetch)(s->V + s->ids[i] * d, d);
-    NAME(product)(s->gemm, "NN", 3 * d + 2, m, d, 1, s->table, s->width, s->HT, m, 0, s->products + d * m, m);
+    NAME(product)(s->by, "NN", 3 * d + 2, m, d, 1, s->table, s->width, s->HT, m, 0, s->products + d * m, m);
     for (int64_t i = 0; i < m; i++) memcpy(s->rows + i * d, s->V + s->ids[i] * d, d * sizeof(REAL));
     return -1;
 }
@@ -48,7 +48,7 @@ FOR_THIS_PROCESSOR void NAME(outputs)(const NAME(Step) *s)
 
     for (int64_t j = 0; j < d; j++)
         for (int64_t i = 0; i < m; i++) X[j * m + i] = s->p ? omega[j] * s->p[i] : omega[j];
-    NAME(product)(s->gemm, "TT", d, m, d, 1, U, s->width, s->rows, d, 1, X, m);
+    NAME(product)(s->by, "TT", d, m, d, 1, U, s->width, s->rows, d, 1, X, m);
     memset(s->outputs, 0, 3 * m * sizeof(double));
     for (int64_t j = 0; j < d; j++)
         for (int64_t i = 0; i < m; i++) {
@@ -90,8 +90,8 @@ int64_t NAME(differentiate)(NAME(Step) *s)
 PART void NAME(gram)(const NAME(Step) *s, REAL *out)
 {
     const int64_t d = s->d, m = s->m, half = m / 2;
-    NAME(product)(s->gemm, "TN", m, half, d, 1, s->HT, m, s->HT, m, 0, out, m);
-    NAME(product)(s->gemm, "TN", m - half, m - half, d, 1, s->HT + half, m, s->HT + half, m, 0, out + half * m + half, m);
+    NAME(product)(s->by, "TN", m, half, d, 1, s->HT, m, s->HT, m, 0, out, m);
+    NAME(product)(s->by, "TN", m - half, m - half, d, 1, s->HT + half, m, s->HT + half, m, 0, out + half * m + half, m);
     for (int64_t i = 0; i < half; i++)
         for (int64_t k = half; k < m; k++) out[i * m + k] = out[k * m + i];
 }
@@ -99,7 +99,7 @@ PART void NAME(gram)(const NAME(Step) *s, REAL *out)
 /* A = HHᵀ B, and found = trace |A|, trace A, Σ |A_ij A_ji|, which bound its eigenvalues. */
 FOR_THIS_PROCESSOR void NAME(shrinking)(const NAME(Step) *s, double found[3])
 {
-    const int64_t d = s->d, m = s->m;
+    const int64_t m = s->m;
     REAL *A = s->A;
     const double eta = s->eta;
     NAME(gram)(s, A);
@@ -125,10 +125,10 @@ PART void NAME(series)(const NAME(Step) *s, int64_t terms)
     REAL *power = s->A, *sum = s->C, *spare = s->N;
     memcpy(sum, power, m * m * sizeof(REAL));
     for (int64_t n = 1; n < terms; n *= 2) { /* sum = A + … + Aⁿ, power = Aⁿ */
-        NAME(product)(s->gemm, "NN", m, m, m, 1, sum, m, power, m, 0, spare, m);
+        NAME(product)(s->by, "NN", m, m, m, 1, sum, m, power, m, 0, spare, m);
         for (int64_t i = 0; i < m * m; i++) sum[i] += spare[i];
         if (2 * n >= terms) break;
-        if (n > 1) NAME(product)(s->gemm, "NN", m, m, m, 1, power, m, power, m, 0, spare, m); /* else spare is A² already */
+        if (n > 1) NAME(product)(s->by, "NN", m, m, m, 1, power, m, power, m, 0, spare, m); /* else spare is A² already */
         REAL *other = power;
         power = spare, spare = other;
     }
@@ -141,7 +141,7 @@ PART void NAME(half_gram)(const NAME(Step) *s)
     const int64_t d = s->d, m = s->m;
     const REAL *dq = s->dq, *ds = s->ds, *dout = s->dout;
     REAL *N = s->N;
-    NAME(product)(s->gemm, "TN", m, m, d, 1, s->products, m, s->HT, m, 0, N, m);
+    NAME(product)(s->by, "TN", m, m, d, 1, s->products, m, s->HT, m, 0, N, m);
     for (int64_t i = 0; i < m; i++) {
         const REAL half = dout[i] / 2;
         const int64_t id = s->ids[i];
@@ -204,14 +204,14 @@ FOR_THIS_PROCESSOR int64_t NAME(update)(const NAME(Step) *s, int64_t terms)
 
     if (terms) NAME(series)(s, terms);
     NAME(half_gram)(s);
-    NAME(product)(s->gemm, "NT", d, m, m, -eta * eta, HT, m, s->N, m, eta, R, m);
+    NAME(product)(s->by, "NT", d, m, m, -eta * eta, HT, m, s->N, m, eta, R, m);
     REAL *omega_step = R + d * m, *w_bar_step = omega_step + m;
     for (int64_t i = 0; i < m; i++) {
         const double b = 2 * eta * dq[i], sum = ds ? ds[i] : 0;
         omega_step[i] = (REAL)(b * H_omega[i] + eta * sum);
         w_bar_step[i] = (REAL)(b * Hw_bar[i] + eta * ((s->p ? s->p[i] : 1) * dout[i] + s->p_norm2 * sum));
     }
-    NAME(product)(s->gemm, "NT", m, d, m, 1, s->C, m, HU_inv, m, 0, J, width);
+    NAME(product)(s->by, "NT", m, d, m, 1, s->C, m, HU_inv, m, 0, J, width);
     NAME(change_rows)(s);
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < d; j++) J[i * width + j] *= (REAL)(2 * eta * dq[i]);
@@ -223,8 +223,8 @@ FOR_THIS_PROCESSOR int64_t NAME(update)(const NAME(Step) *s, int64_t terms)
         U_inv_T[j * (width + 1)] = s->deviation[j];
         U[j * (width + 1)] = s->deviation[d + j];
     }
-    NAME(product)(s->gemm, "TT", d, d, m, 1, J, width, HT, m, 1, U_inv_T, width);
-    NAME(product)(s->gemm, "NT", 2 * d + 2, d, m, -1, HU, m, HT, m, 1, U, width);
+    NAME(product)(s->by, "TT", d, d, m, 1, J, width, HT, m, 1, U_inv_T, width);
+    NAME(product)(s->by, "NT", 2 * d + 2, d, m, -1, HU, m, HT, m, 1, U, width);
     for (int64_t j = 0; j < d; j++) {
         s->deviation[j] = U_inv_T[j * (width + 1)]++;
         s->deviation[d + j] = U[j * (width + 1)]++;

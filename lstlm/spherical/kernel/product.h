@@ -1,4 +1,4 @@
-/* Products of matrices: those of BLAS, and one for a single thread on processors for which BLAS has none by AVX-512.
+/* Products of matrices: those of BLAS, and one for processors for which BLAS has none by AVX-512.
  *
  * MKL takes such vectors only on Intel's processors. The product below reaches 95 % of what AMD's can do where MKL
  * reaches 85 %, and calls of this size are nearly all that a step consists of. */
@@ -7,6 +7,15 @@
 typedef void NAME(Gemm)(const char *, const char *, const int64_t *, const int64_t *, const int64_t *, const REAL *,
                         const REAL *, const int64_t *, const REAL *, const int64_t *, const REAL *, REAL *,
                         const int64_t *);
+
+/* Which product to take: that of BLAS; or, where `gemm` is NULL, our own, by so many threads of the OpenMP library that
+ * PyTorch has loaded. */
+typedef struct {
+    NAME(Gemm) *gemm;
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
+    int (*thread_number)(void), (*threads_at_work)(void);
+    int64_t threads;
+} NAME(Products);
 
 #ifdef WIDE_VECTORS
 enum { NAME(LANES) = 64 / sizeof(REAL), NAME(BREADTH) = TILE_VECTORS * NAME(LANES) };
@@ -90,22 +99,34 @@ PART void NAME(pack)(int64_t depth, int64_t columns, const REAL *B, int64_t down
             panel[k * NAME(BREADTH) + j] = j < columns ? B[k * down + j * along] : 0;
 }
 
-/* The product of `product` below, where `gemm` is NULL: B goes panel by panel into memory that fits the cache. */
-__attribute__((target("arch=x86-64-v4"))) static void
-NAME(own_product)(const char transposed[2], int64_t M, int64_t N, int64_t K, REAL alpha, const REAL *A, int64_t lda,
-                  const REAL *B, int64_t ldb, REAL beta, REAL *C, int64_t ldc)
+/* The arguments of `product` below. */
+typedef struct {
+    const NAME(Products) *by;
+    const char *transposed;
+    int64_t M, N, K;
+    REAL alpha, beta;
+    const REAL *A, *B;
+    REAL *C;
+    int64_t lda, ldb, ldc;
+} NAME(Product);
+
+/* Rows [first, last) of C: B goes panel by panel into memory that fits the cache. */
+__attribute__((target("arch=x86-64-v4"))) static void NAME(rows_of_product)(const NAME(Product) *p, int64_t first,
+                                                                            int64_t last)
 {
     enum { DEPTH = 384 };
     NAME(Vector) panel[DEPTH * TILE_VECTORS];
-    const int64_t a_down = transposed[0] == 'T' ? 1 : lda, a_along = transposed[0] == 'T' ? lda : 1;
-    const int64_t b_down = transposed[1] == 'T' ? 1 : ldb, b_along = transposed[1] == 'T' ? ldb : 1;
-    for (int64_t k = 0; k < K; k += DEPTH)
-        for (int64_t j = 0; j < N; j += NAME(BREADTH)) {
-            const int64_t depth = K - k < DEPTH ? K - k : DEPTH;
-            const int64_t columns = N - j < NAME(BREADTH) ? N - j : NAME(BREADTH);
-            const REAL *a = A + k * a_along, rest = k == 0 ? beta : 1;
-            NAME(pack)(depth, columns, B + k * b_down + j * b_along, b_down, b_along, (REAL *)panel);
-#define TILES(vectors) NAME(tiles)(vectors, M, depth, alpha, a, a_down, a_along, panel, rest, C + j, ldc, columns)
+    const int a_turned = p->transposed[0] == 'T', b_turned = p->transposed[1] == 'T';
+    const int64_t a_down = a_turned ? 1 : p->lda, a_along = a_turned ? p->lda : 1, M = last - first;
+    const int64_t b_down = b_turned ? 1 : p->ldb, b_along = b_turned ? p->ldb : 1, ldc = p->ldc;
+    for (int64_t k = 0; k < p->K; k += DEPTH)
+        for (int64_t j = 0; j < p->N; j += NAME(BREADTH)) {
+            const int64_t depth = p->K - k < DEPTH ? p->K - k : DEPTH;
+            const int64_t columns = p->N - j < NAME(BREADTH) ? p->N - j : NAME(BREADTH);
+            const REAL *A = p->A + first * a_down + k * a_along, alpha = p->alpha, beta = k == 0 ? p->beta : 1;
+            REAL *C = p->C + first * ldc + j;
+            NAME(pack)(depth, columns, p->B + k * b_down + j * b_along, b_down, b_along, (REAL *)panel);
+#define TILES(vectors) NAME(tiles)(vectors, M, depth, alpha, A, a_down, a_along, panel, beta, C, ldc, columns)
             switch ((columns + NAME(LANES) - 1) / NAME(LANES)) {
             case 4: TILES(4); break;
             case 3: TILES(3); break;
@@ -115,19 +136,32 @@ NAME(own_product)(const char transposed[2], int64_t M, int64_t N, int64_t K, REA
 #undef TILES
         }
 }
+
+/* The rows of one thread of those at work: a whole number of tiles. The sums are the same for any number of them. */
+static void NAME(share_of_product)(void *of)
+{
+    const NAME(Product) *p = of;
+    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS, number = p->by->thread_number(), all = p->by->threads_at_work();
+    const int64_t first = number * tiles / all * TILE_ROWS, last = (number + 1) * tiles / all * TILE_ROWS;
+    NAME(rows_of_product)(p, first, last < p->M ? last : p->M);
+}
 #endif
 
-/* C (M,N) ← alpha · A B + beta · C, where `transposed` names which of A and B are stored transposed. By BLAS, or, where
- * `gemm` is NULL, by our own. */
-void NAME(product)(NAME(Gemm) *gemm, const char transposed[2], int64_t M, int64_t N, int64_t K, double alpha,
+/* C (M,N) ← alpha · A B + beta · C, where `transposed` names which of A and B are stored transposed. */
+void NAME(product)(const NAME(Products) *by, const char transposed[2], int64_t M, int64_t N, int64_t K, double alpha,
                    const REAL *A, int64_t lda, const REAL *B, int64_t ldb, double beta, REAL *C, int64_t ldc)
 {
     const REAL a = (REAL)alpha, b = (REAL)beta;
-#ifdef WIDE_VECTORS
-    if (!gemm) {
-        NAME(own_product)(transposed, M, N, K, a, A, lda, B, ldb, b, C, ldc);
+    if (by->gemm) {
+        by->gemm(transposed + 1, transposed, &N, &M, &K, &a, B, &ldb, A, &lda, &b, C, &ldc); /* BLAS sees all transposed */
         return;
     }
+#ifdef WIDE_VECTORS
+    NAME(Product) all = {by, transposed, M, N, K, a, b, A, B, C, lda, ldb, ldc};
+    const int64_t most = 1 + M * N * K / WORTH_A_THREAD, threads = by->threads < most ? by->threads : most;
+    if (threads > 1)
+        by->parallel(NAME(share_of_product), &all, (unsigned)threads, 0);
+    else
+        NAME(rows_of_product)(&all, 0, M);
 #endif
-    gemm(transposed + 1, transposed, &N, &M, &K, &a, B, &ldb, A, &lda, &b, C, &ldc); /* BLAS sees all transposed */
 }
