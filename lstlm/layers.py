@@ -69,7 +69,7 @@ class SparseEmbedding(nn.Module):
     @property
     def vocab(self) -> int:
         """The number of words D."""
-        return len(self.weight)
+        return self.weight.shape[0]
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows by id (k,size), a copy."""

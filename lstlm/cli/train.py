@@ -112,11 +112,8 @@ def command(
     if dry_run:
         _show_estimate(config, place, as_json=as_json)
         return
-    first = ranks is None or ranks.first
-    if first:
-        common.say(f"run folder {run}" + ("" if ranks is None else f", {ranks.world} ranks"))
     summary = train(config, run, resume=resume, device=place, force=force, quiet=common.is_quiet(), ranks=ranks)
-    if first:
+    if ranks is None or ranks.first:
         _show_summary(summary, as_json=as_json)
     if ranks is not None:
         ranks.close()

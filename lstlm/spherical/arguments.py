@@ -20,7 +20,7 @@ def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
     """Return target_ids (m,) or (m,K) as int64 (m,K): a copy, so that what was checked is what is used."""
     if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
         raise ConfigError(f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d")
-    if len(target_ids) != m or target_ids.numel() == 0:
+    if target_ids.shape[0] != m or target_ids.numel() == 0:
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
     ids = target_ids.reshape(m, -1).to(torch.int64).clone(memory_format=torch.contiguous_format)
     if (wrong := outside(ids, vocab)) is not None:

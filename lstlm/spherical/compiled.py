@@ -31,6 +31,7 @@ LOSSES: dict[type[SphericalLoss], tuple[str, ...]] = {
     TaylorSoftmax: (),
     ZLoss: ("a", "b"),
 }
+_NUMBERS = {kind: number for number, kind in enumerate(LOSSES)}
 _Sums = ctypes.c_double * 3
 
 
@@ -46,8 +47,8 @@ class CompiledLowRank(LowRank):
 
     def _read(self) -> Step:
         """Read the table and the rows of V, these in the current frame."""
-        state, H, m, d = self.state, self.H, len(self.H), self.state.d
-        table, base, deviation, V = self.buffers
+        state, H, (table, base, deviation, V) = self.state, self.H, self.buffers
+        (m, d), D = H.shape, V.shape[0]  # not len(): a tensor's is a function in Python
         self.HT = HT = H.T.contiguous()
         self.p = None if self.p is None else self.p.contiguous()
         self.products, self.rows = H.new_empty(5 * d + 4, m), H.new_empty(m, 1, d)
@@ -57,7 +58,7 @@ class CompiledLowRank(LowRank):
             d=d,
             m=m,
             width=aligned_width(d),
-            D=len(V),
+            D=D,
             table=table.data_ptr(),
             base=base.data_ptr(),
             deviation=deviation.data_ptr(),
@@ -70,7 +71,7 @@ class CompiledLowRank(LowRank):
             outputs=self.found.data_ptr(),
             p_norm2=state.p_norm2,
         )
-        check_rows(self.kernel.read(ctypes.byref(step)), self.ids, len(V))
+        check_rows(self.kernel.read(ctypes.byref(step)), self.ids, D)
         if not state.history.empty:
             state.history.bring_forward(self.rows[:, 0], self.ids[:, 0])
         return step
@@ -98,8 +99,8 @@ class CompiledLowRank(LowRank):
         if (kind := type(loss)) not in LOSSES:
             return None
         step, t, weight = self._read(), *(np.ascontiguousarray(x, dtype=np.float64) for x in (values, upstream))
-        self.partials, grad_HT = self.H.new_empty(4, len(self.H)), torch.empty_like(self.HT)
-        step.loss = list(LOSSES).index(kind)
+        self.partials, grad_HT = self.H.new_empty(4, self.H.shape[0]), torch.empty_like(self.HT)
+        step.loss = _NUMBERS[kind]
         for place, name in zip("ab", LOSSES[kind], strict=False):
             setattr(step, place, getattr(loss, name))
         step.t, step.upstream = t.ctypes.data, weight.ctypes.data
@@ -121,7 +122,7 @@ class CompiledLowRank(LowRank):
         seen = step.table, step.base, step.deviation, step.V
         if now is None or tuple(x.data_ptr() for x in now) != seen:
             raise NumericsError("the weights were replaced since forward(); call forward() and backward() again")
-        state, H, kernel, m = self.state, self.H, self.kernel, len(self.H)
+        state, H, kernel, m = self.state, self.H, self.kernel, self.H.shape[0]
         squares, J = H.new_empty(3, m, m), H.new_empty(m, step.width)
         size = m * m * H.element_size()
         step.A = squares.data_ptr()
@@ -153,7 +154,7 @@ class CompiledLowRank(LowRank):
 
 def begin(state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel | None) -> LowRank | Square:
     """Choose the cheapest form for H (m,d) and target ids (m,K); `kernel` is the compiled code, where there is any."""
-    if len(H) > LOW_RANK_UP_TO * state.d:
+    if H.shape[0] > LOW_RANK_UP_TO * state.d:
         return Square(state, H, ids)
     if kernel is not None and ids.shape[1] == 1 and (buffers := state.buffers_for_c(H.dtype)) is not None:
         return CompiledLowRank(state, H, ids, kernel, buffers)

@@ -51,7 +51,7 @@ class SphericalHead(SphericalReader):
         ids, values = self._check(h, target_ids, target_values, weight)
         with torch.no_grad():
             step, values = self._step(h, ids, values)
-            m = len(step.ids)
+            m = step.ids.shape[0]
             upstream = np.full(m, 1 / m) if weight is None else self._upstream(weight)
             if isinstance(step, CompiledLowRank):
                 found = step.differentiate(self.loss, to_host(values), upstream)

@@ -58,9 +58,10 @@ class SphericalReader(nn.Module):
 
     def _with_bias(self, h: Tensor) -> Tensor:
         """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""
-        if len(h) >= self.state.d:
+        m, d = h.shape[0], self.state.d
+        if m >= d:
             return torch.nn.functional.pad(h, (0, int(self.has_bias)), value=1.0)
-        HT = h.new_empty(self.state.d, len(h))
+        HT = h.new_empty(d, m)
         columns = handy(HT)
         columns[: self.hidden] = handy(h.detach()).T  # numpy transposes twice as fast
         columns[self.hidden :] = 1
@@ -72,7 +73,7 @@ class SphericalReader(nn.Module):
         """Return ids and float64 values, both (m,K), or say what is wrong with the arguments."""
         if h.dim() != 2 or h.shape[1] != self.hidden:
             raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
-        state, m = self.state, len(h)
+        state, m = self.state, h.shape[0]
         like = state.like
         if h.dtype != like.dtype or h.device != like.device:
             raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")

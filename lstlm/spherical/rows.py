@@ -38,7 +38,7 @@ def outside(ids: Tensor, rows: int) -> int | None:
         return None
     if (kernel := kernel_of_ids(ids)) is not None:
         flat = listed(ids).view(-1)
-        wrong = kernel.outside(flat.data_ptr(), len(flat), rows)
+        wrong = kernel.outside(flat.data_ptr(), flat.shape[0], rows)
         return None if wrong < 0 else int(flat[wrong])
     low, high = (int(extreme) for extreme in ids.aminmax())
     return low if low < 0 else high if high >= rows else None
@@ -51,9 +51,9 @@ def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0) -> 
         rows = table.index_select(0, ids)
         return rows if each == 1 and scale == 1 else rows.view(-1, each, size).sum(1).mul_(scale)
     ids = listed(ids)
-    rows = table.new_empty(len(ids) // each, size)
+    rows = table.new_empty(ids.shape[0] // each, size)
     place = table.data_ptr(), D, size, ids.data_ptr()
-    check_rows(kernel.sum_rows(*place, len(rows), each, scale, rows.data_ptr()), ids, D)
+    check_rows(kernel.sum_rows(*place, rows.shape[0], each, scale, rows.data_ptr()), ids, D)
     return rows
 
 
@@ -94,7 +94,7 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float)
         squares.index_copy_(0, words, grown)
         table.index_add_(0, words, summed.div_(grown.sqrt_().add_(ADAGRAD_EPSILON)[:, None]).to(table.dtype), alpha=-lr)
         return
-    ids, values, n = listed(ids), values.contiguous(), len(ids)
+    ids, values, n = listed(ids), values.contiguous(), ids.shape[0]
     slots = 1 << (2 * n).bit_length()
     links, sums = ids.new_empty(2 * n + slots), values.new_empty(2, size)
     place = table.data_ptr(), D, size, ids.data_ptr(), n
@@ -108,7 +108,7 @@ def _kernel_for(table: Tensor, ids: Tensor, values: Tensor | None = None, each: 
         return None
     if values is not None:
         alike = plain(values) and values.dtype == table.dtype
-        if not alike or values.shape != (len(ids) // each, table.shape[1]):
+        if not alike or values.shape != (ids.shape[0] // each, table.shape[1]):
             return None
     return kernel_for(table)
 

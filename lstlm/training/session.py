@@ -146,7 +146,7 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
     step = 0 if checkpoint is None else checkpoint.step
     console = Console(budget, learner.words_per_step, step=step, quiet=options.quiet or not options.first)
     learner.say = console.say
-    for note in notes:
+    for note in (f"run folder {folder}" + ("" if ranks is None else f", {ranks.world} ranks"), *notes):
         console.say(note)
     log = RunLog(folder, console, step=step) if options.first else Silence(console)
     try:
