@@ -66,7 +66,7 @@ def _torch() -> dict[str, Any]:
 
     from lstlm.spherical.native import kernel_for
 
-    build = torch.__config__.show()
+    build, kernel = torch.__config__.show(), kernel_for(torch.zeros(1))
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         blas = next((line.strip(" -") for line in build.splitlines() if "Math Kernel Library" in line), "MKL")
     else:
@@ -79,7 +79,8 @@ def _torch() -> dict[str, Any]:
         "threads_interop": torch.get_num_interop_threads(),
         "blas": blas,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "compiled_kernel": kernel_for(torch.zeros(1)) is not None,
+        "compiled_kernel": kernel is not None,
+        "own_product": kernel is not None and kernel.own_product,
         "cuda": torch.version.cuda,
         "distributed": torch.distributed.is_available(),
         "devices": devices,

@@ -131,7 +131,7 @@ class HiddenPass:
     @torch.no_grad()
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of x and of the parameters, given that of h."""
-        return self._way.backward(self._kept, self.parameters, _like(gradient, self.h), wanted=True)
+        return self._way.backward(self._kept, self.parameters[::2], _like(gradient, self.h), wanted=True)
 
 
 class _Autograd(torch.autograd.Function):
@@ -142,15 +142,15 @@ class _Autograd(torch.autograd.Function):
         ctx.way = _way_for(x, activation, parameters)
         h: Tensor
         h, kept = ctx.way.forward(x, parameters)
-        ctx.save_for_backward(*kept, *parameters)
-        ctx.kept = len(kept)
+        ctx.save_for_backward(*kept, *parameters[::2])
         return h
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        kept, parameters = ctx.saved_tensors[: ctx.kept], ctx.saved_tensors[ctx.kept :]
-        dx, gradients = ctx.way.backward(kept, parameters, gradient, wanted=ctx.needs_input_grad[0])
+        layers = len(ctx.saved_tensors) // 2
+        kept, matrices = ctx.saved_tensors[: layers + 1], ctx.saved_tensors[layers + 1 :]
+        dx, gradients = ctx.way.backward(kept, matrices, gradient, wanted=ctx.needs_input_grad[0])
         return dx, None, *gradients
 
 
@@ -172,7 +172,7 @@ class _Plain:
         self.activation = activation
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return h, and what `backward` wants to see again."""
+        """Return h, and what `backward` wants to see again: x or xᵀ, and every Y."""
         columns = [x.T]
         for A, a in zip(parameters[::2], parameters[1::2], strict=True):
             Z = torch.addmm(a[:, None], A, columns[-1])
@@ -180,12 +180,12 @@ class _Plain:
         return columns[-1].T, columns
 
     def backward(
-        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], gradient: Tensor, *, wanted: bool
+        self, kept: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of x, where it is wanted, and of weights and biases in turn, given that of h."""
         dY, gradients = gradient.T, []
-        for i in reversed(range(len(parameters) // 2)):
-            A, X, Y, dZ = parameters[2 * i], kept[i], kept[i + 1], dY
+        for i, A in reversed([*enumerate(matrices)]):
+            X, Y, dZ = kept[i], kept[i + 1], dY
             if self.activation == "tanh":
                 dZ = torch.ops.aten.tanh_backward(dY, Y)
             elif self.activation == "relu":
@@ -203,60 +203,65 @@ class _Compiled(_Plain):
         super().__init__(activation)
         self.kernel, self.number = kernel, ("identity", "tanh", "relu").index(activation)
 
-    def _layers(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor] | None = None) -> tuple[int, int, Any]:
-        """Return what compiled code wants to know of the layers: Layer of kernel/layers.h, each six numbers."""
+    def _layers(self, tensors: Sequence[tuple[Tensor | None, ...]]) -> tuple[int, int, Any]:
+        """Return what compiled code wants to know, given A, a, Y, dA, da of each layer: Layer of kernel/layers.h."""
         numbers: list[int] = []
-        for i in range(0, len(parameters), 2):
-            found = (0, 0) if gradients is None else (gradients[i].data_ptr(), gradients[i + 1].data_ptr())
-            numbers += *parameters[i].shape, parameters[i].data_ptr(), parameters[i + 1].data_ptr(), *found
-        return self.number, len(parameters) // 2, (ctypes.c_int64 * len(numbers))(*numbers)
+        for of in tensors:
+            assert of[0] is not None
+            numbers += *of[0].shape, *(0 if x is None else x.data_ptr() for x in of)
+        return self.number, len(tensors), (ctypes.c_int64 * len(numbers))(*numbers)
 
     def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        m, units = x.shape[0], [A.shape[0] for A in parameters[::2]]
-        Y = x.new_empty(sum(units), m)
-        self.kernel.layers_forward(self.kernel.products, *self._layers(parameters), m, x.data_ptr(), Y.data_ptr())
-        return Y[-units[-1] :].T, (x, Y)
+        pairs, m = zip(parameters[::2], parameters[1::2], strict=True), x.shape[0]
+        tensors = [(A, a, x.new_empty(A.shape[0], m), None, None) for A, a in pairs]
+        self.kernel.layers_forward(self.kernel.products, *self._layers(tensors), m, x.data_ptr())
+        columns = [Y for _, _, Y, _, _ in tensors]
+        return columns[-1].T, [x, *columns]
 
     def backward(
-        self, kept: Sequence[Tensor], parameters: Sequence[Tensor], gradient: Tensor, *, wanted: bool
+        self, kept: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
-        (x, Y), m, dY = kept, gradient.shape[0], gradient.T.contiguous()
-        largest = max(A.shape[0] for A in parameters[::2])
+        x, m, dY = kept[0], gradient.shape[0], gradient.T.contiguous()
+        largest = max(A.shape[0] for A in matrices)
         spare, dx = x.new_empty(2 * largest * m), torch.empty_like(x) if wanted else None
-        gradients = [torch.empty_like(p) for p in parameters]
+        found = [(torch.empty_like(A), A.new_empty(A.shape[0])) for A in matrices]
+        tensors = [(A, None, Y, dA, da) for A, Y, (dA, da) in zip(matrices, kept[1:], found, strict=True)]
         self.kernel.layers_backward(
-            *(self.kernel.products, *self._layers(parameters, gradients), m, x.data_ptr(), Y.data_ptr(), dY.data_ptr()),
+            *(self.kernel.products, *self._layers(tensors), m, x.data_ptr(), dY.data_ptr()),
             *(spare.data_ptr(), largest, None if dx is None else dx.data_ptr()),
         )
-        return dx, gradients
+        return dx, [x for pair in found for x in pair]
 
 
 def _way_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> _Plain:
     """Choose by what x and the parameters are; in float64 torch has the faster tanh."""
-    alike = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() for p in (x, *parameters))
-    kernel = kernel_for(x) if alike and parameters and x.numel() > 0 else None
-    inputs = x.shape[1]
+    inputs = x.shape[-1]
     for A, a in zip(parameters[::2], parameters[1::2], strict=True):
         if A.shape != (*a.shape, inputs):
             return _Plain(activation)  # where torch says what does not fit
         inputs = A.shape[0]
+    everything = (x, *parameters)
+    fit = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() and p.numel() > 0 for p in everything)
+    kernel = kernel_for(x) if fit and parameters and x.dim() == 2 else None
     return _Plain(activation) if kernel is None else _Compiled(activation, kernel)
 
 
 def adagrad(optimiser: torch.optim.Adagrad) -> bool:
-    """Take the step of `optimiser` by compiled code, where that takes what is there; say whether it did.
+    """Take the step of `optimiser`, but for its hooks, by compiled code, where that can do it; say whether it did.
 
     torch spends as long on the way to its pass over the parameters as on the pass.
     """
     steps = []
     for group in optimiser.param_groups:
+        if group["weight_decay"] or group["lr_decay"] or group["maximize"]:
+            return False
         for x in group["params"]:
-            kernel, g, state = kernel_for(x), x.grad, optimiser.state[x]
-            if kernel is None or g is None or not plain(g) or g.shape != x.shape:
+            kernel, g, sums, count = kernel_for(x), x.grad, optimiser.state[x]["sum"], optimiser.state[x]["step"]
+            if kernel is None or g is None or not plain(g) or count.dtype != torch.float32:
                 return False
-            if any(y.dtype != x.dtype or not y.is_contiguous() for y in (x, g, state["sum"])):
+            if any(y.dtype != x.dtype or y.shape != x.shape or not y.is_contiguous() for y in (x, g, sums)):
                 return False
-            pointers = (y.data_ptr() for y in (x, g, state["sum"], state["step"]))
+            pointers = (y.data_ptr() for y in (x, g, sums, count))
             steps.append((kernel.adagrad, (x.numel(), *pointers, group["lr"], group["eps"])))
     for function, arguments in steps:
         function(*arguments)

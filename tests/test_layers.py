@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.layers import HiddenLayers, SparseEmbedding, _Compiled, _Plain, _way_for
+from lstlm.layers import HiddenLayers, SparseEmbedding, _Compiled, _Plain, _way_for, adagrad
 from lstlm.spherical.native import kernel_for
 
 compiled = pytest.mark.skipif(kernel_for(torch.zeros(1)) is None, reason="the kernel was not compiled")
@@ -124,3 +124,55 @@ def test_shapes_and_types_that_do_not_fit() -> None:
 def test_an_embedding_says_which_word_is_not_there() -> None:
     with pytest.raises(IndexError, match="30"):
         SparseEmbedding(random(30, 4), "sum")(torch.tensor([[1, 30]]))
+
+
+def adagrad_state(optimiser: torch.optim.Adagrad, parameters: list[nn.Parameter]) -> list[Tensor]:
+    kept = [optimiser.state[p] for p in parameters]
+    return [p.detach() for p in parameters] + [of[name] for of in kept for name in ("sum", "step")]
+
+
+@compiled
+def test_adagrad_is_that_of_torch_also_after_a_reload() -> None:
+    sides = []
+    for _ in range(2):
+        parameters = [nn.Parameter(random(5, 33)), nn.Parameter(random(7))]
+        sides.append((parameters, torch.optim.Adagrad(parameters, lr=0.1, fused=True)))
+    for step in range(6):
+        for number, (parameters, optimiser) in enumerate(sides):
+            for p in parameters:
+                p.grad = random(*p.shape) * (step + 1)
+            before = [p._version for p in parameters]
+            if number == 0:
+                assert adagrad(optimiser)
+                assert all(p._version > old for p, old in zip(parameters, before, strict=True))  # autograd is told
+            else:
+                optimiser.step()
+            if step == 3:
+                optimiser.load_state_dict(optimiser.state_dict())
+    for mine, theirs in zip(*(adagrad_state(optimiser, p) for p, optimiser in sides), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("settings", [{"maximize": True}, {"lr_decay": 0.5}, {"weight_decay": 0.1}], ids=str)
+def test_adagrad_with_more_settings_is_left_to_torch(settings: dict[str, float]) -> None:
+    p = nn.Parameter(random(3))
+    optimiser = torch.optim.Adagrad([p], fused=True, **settings)
+    p.grad = random(3)
+    assert not adagrad(optimiser)
+    assert torch.equal(p.detach(), random(3)) and float(optimiser.state[p]["step"]) == 0
+
+
+def test_adagrad_leaves_to_torch_what_it_cannot_read() -> None:
+    for parameter, gradient in (
+        (random(3), None),
+        (random(4, 3).T, random(4, 3).T),
+        (random(4, 3), random(3, 4).T),
+        (random(3).half(), random(3).half()),
+    ):
+        p = nn.Parameter(parameter)
+        p.grad = gradient
+        assert not adagrad(torch.optim.Adagrad([p]))
+    p = nn.Parameter(random(4))
+    p.grad, optimiser = random(4), torch.optim.Adagrad([p])
+    optimiser.state[p]["sum"] = torch.zeros(2)
+    assert not adagrad(optimiser)

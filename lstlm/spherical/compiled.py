@@ -1,4 +1,4 @@
-"""`CompiledLowRank`: the LowRank step in four calls of compiled code, `kernel/low_rank.h`, where that was built.
+"""`CompiledLowRank`: the LowRank step in a few calls of compiled code, `kernel/low_rank.h`, where that was built.
 
 Between its products a step has some fifty small operations. After each product they find the caches cold, and the
 interpreter with them, so that they cost more than their arithmetic does; in compiled code they cost next to nothing.
@@ -47,7 +47,7 @@ class CompiledLowRank(LowRank):
 
     def _read(self) -> Step:
         """Read the table and the rows of V, these in the current frame."""
-        state, H, (table, base, deviation, V) = self.state, self.H, self.buffers
+        state, H, (table, base, deviation, V, stamp) = self.state, self.H, self.buffers
         (m, d), D = H.shape, V.shape[0]  # not len(): a tensor's is a function in Python
         self.HT = HT = H.T.contiguous()
         self.p = None if self.p is None else self.p.contiguous()
@@ -73,6 +73,7 @@ class CompiledLowRank(LowRank):
         )
         check_rows(self.kernel.read(ctypes.byref(step)), self.ids, D)
         if not state.history.empty:
+            step.stamp, step.now = stamp.data_ptr(), state.history.now
             state.history.bring_forward(self.rows[:, 0], self.ids[:, 0])
         return step
 
@@ -94,9 +95,9 @@ class CompiledLowRank(LowRank):
     def differentiate(self, loss: SphericalLoss, values: Numbers, upstream: Numbers) -> tuple[Tensor, Tensor] | None:
         """Return the losses (m,) for target values (m,1), and ∇H of Σ upstream·loss: `outputs` and `backward` at once.
 
-        None where the loss is none of LOSSES, or something is not finite.
+        None where the loss is none of LOSSES, or was changed, or something is not finite.
         """
-        if (kind := type(loss)) not in LOSSES:
+        if (kind := type(loss)) not in LOSSES or "partials" in vars(loss):
             return None
         step, t, weight = self._read(), *(np.ascontiguousarray(x, dtype=np.float64) for x in (values, upstream))
         self.partials, grad_HT = self.H.new_empty(4, self.H.shape[0]), torch.empty_like(self.HT)
@@ -119,8 +120,8 @@ class CompiledLowRank(LowRank):
             self._name_products()
             return super().update(eta, P)
         now, step = self.state.buffers_for_c(self.H.dtype), self.step
-        seen = step.table, step.base, step.deviation, step.V
-        if now is None or tuple(x.data_ptr() for x in now) != seen:
+        seen = step.table, step.base, step.deviation, step.V, step.stamp
+        if now is None or any(x.data_ptr() != address for x, address in zip(now, seen, strict=True) if address):
             raise NumericsError("the weights were replaced since forward(); call forward() and backward() again")
         state, H, kernel, m = self.state, self.H, self.kernel, self.H.shape[0]
         squares, J = H.new_empty(3, m, m), H.new_empty(m, step.width)
@@ -135,8 +136,6 @@ class CompiledLowRank(LowRank):
             terms = terms_needed(shrink.shrink, H.dtype)
         else:
             squares[2], shrink = inverse_by_lapack(squares[0], 2 * eta * self.gradient.dq_host, eta, shrink)
-        if not state.history.empty:
-            step.stamp, step.now = state.history.stamp.data_ptr(), state.history.now
         check_rows(kernel.update(ctypes.byref(step), terms), self.ids, step.D)
         state.count_update()
         return shrink

@@ -58,9 +58,8 @@ class SphericalHead(SphericalReader):
                 if found is not None:
                     self._pending.append(Pending(step, values, upstream=upstream))
                     return found[0], found[1][:, : self.hidden]
-            pending = self._forward(step, values)
-            assert pending.partials is not None
-            return self._own(from_host(pending.partials.value, h)), self._backward(pending, upstream)
+            pending, losses = self._forward(step, values)
+            return self._own(from_host(losses, h)), self._backward(pending, upstream)
 
     def learn(
         self,
@@ -85,9 +84,10 @@ class SphericalHead(SphericalReader):
 
     @without_autocast
     @np.errstate(all="ignore")
-    def _forward(self, step: Step, values: Tensor) -> Pending:
+    def _forward(self, step: Step, values: Tensor) -> tuple[Pending, Numbers]:
+        """Return what waits for `_backward`, and the losses (m,)."""
         partials = self._partials(step, values)
-        return Pending(step, values, partials._replace(value=rounded(partials.value, step.H)))
+        return Pending(step, values, partials), rounded(partials.value, step.H)
 
     @without_autocast
     def _backward(self, pending: Pending, upstream: Numbers) -> Tensor:

@@ -1,8 +1,9 @@
 """The compiled functions of `kernel/`, where they were built.
 
 The package's installation compiles them where there is a C compiler, and goes on without one. Their products are those
-of the BLAS library inside PyTorch, so that threads and results are PyTorch's. They believe what they are told about
-sizes and types: who calls them has checked that, and takes another way where it does not hold.
+of the BLAS library inside PyTorch or, where that has none that is as good, their own; threads are PyTorch's. They
+believe what they are told about sizes and types: who calls them has checked that, and takes another way where it does
+not hold.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _SIGNATURES = {
     "add_rows": "n pnnpnpnx",
     "adagrad_rows": "n pnnpnpnxpxxpnp",
     "product": "- psnnnxpnpnxpn",
-    "layers_forward": "- pnnpnpp",
-    "layers_backward": "- pnnpnppppnp",
+    "layers_forward": "- pnnpnp",
+    "layers_backward": "- pnnpnpppnp",
     "adagrad": "- nppppxx",
     "repair_rows": "n pnppnppnpp",
     "leave_segments": "- ppppnpppp",
@@ -44,7 +45,7 @@ _SIGNATURES = {
     "update": "n pn",
     "size_of_structs": "n ",
 }
-_OF_IDS = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn", "has_own_product": "n "}
+_UNTYPED = {"outside": "n pnn", "read_stamps": "n pnpnnnp", "write_stamps": "n pnpnn", "has_own_product": "n "}
 
 
 class Products(ctypes.Structure):
@@ -95,24 +96,26 @@ class Kernel:
         if not self._blas.gemm:
             raise AttributeError("PyTorch was built without a BLAS that can be called from here")
         suffix = str(dtype).removeprefix("torch.")
-        names = {**{name: f"{name}_{suffix}" for name in _SIGNATURES}, **{name: name for name in _OF_IDS}}
+        names = {**{name: f"{name}_{suffix}" for name in _SIGNATURES}, **{name: name for name in _UNTYPED}}
         for name, symbol in names.items():
             function = getattr(compiled, symbol)
-            returned, taken = (_SIGNATURES | _OF_IDS)[name].split(" ")
+            returned, taken = (_SIGNATURES | _UNTYPED)[name].split(" ")
             function.restype, function.argtypes = _KINDS.get(returned), [_KINDS[kind] for kind in taken]
             setattr(self, name, function)
-        if self.size_of_structs() != 1000 * ctypes.sizeof(Step) + ctypes.sizeof(Segments):
+        sizes = [ctypes.sizeof(kind) for kind in (Step, Segments, Products)]
+        if self.size_of_structs() != sum(size * 1000**place for place, size in enumerate(reversed(sizes))):
             raise AttributeError("compiled from another revision")
         self._own = Products(**{name: _address(torch_cpu, symbol) for name, symbol in _OPENMP.items()})
-        self._own_address = ctypes.addressof(self._own) if self.has_own_product() else None
+        found = all((self._own.parallel, self._own.thread_number, self._own.threads_at_work))
+        self.own_product = bool(found and self.has_own_product())
 
     @property
     def products(self) -> int:
         """The address of our own products where they are the faster ones, by as many threads as torch takes now."""
-        if self._own_address is None:
+        if not self.own_product:
             return self.blas
-        self._own.threads = threads = torch.get_num_threads()
-        return self._own_address if threads == 1 or self._own.parallel else self.blas
+        self._own.threads = torch.get_num_threads()
+        return ctypes.addressof(self._own)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)  # here for the type checker: functions are attributes of their own
@@ -145,7 +148,7 @@ def _load(dtype: torch.dtype) -> Kernel | None:
     spec = find_spec("lstlm.spherical._kernel")
     if dtype not in _GEMM or spec is None or spec.origin is None:
         return None
-    if sys.byteorder != "little":  # see Gemm in kernel/layers.h
+    if sys.byteorder != "little":  # see Gemm in kernel/product.h
         return None
     try:
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -52,10 +52,9 @@ class Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        pending = head._forward(*head._step(h, ids, values))
+        pending, losses = head._forward(*head._step(h, ids, values))
         ctx.head, ctx.pending = head, pending  # type: ignore[attr-defined]
-        assert pending.partials is not None
-        return head._own(from_host(pending.partials.value, h))
+        return head._own(from_host(losses, h))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:

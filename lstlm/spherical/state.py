@@ -48,15 +48,23 @@ class FactoredState(Stack):
         """A tensor of the layer's dtype and device."""
         return self.V
 
-    def buffers_for_c(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return table, base, deviation and V; None unless they are of that dtype and without gaps in memory."""
+    def buffers_for_c(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+        """Return table, base, deviation, V and the stamps of its rows, if they are as compiled code wants them.
+
+        That is of the dtype, the stamps of int32, and without gaps in memory.
+        """
         found = self._buffers  # not by name: a module looks for those in three places
         table, base, deviation, V = found["table"], found["base"], found["deviation"], found["V"]
-        assert table is not None and base is not None and deviation is not None and V is not None
+        stamp = self.history._buffers["stamp"]
+        assert table is not None and base is not None and deviation is not None and V is not None and stamp is not None
         for x in (table, base, deviation, V):
             if x.dtype != dtype or not x.is_contiguous():
                 return None
-        return table, base, deviation, V
+        if stamp.dtype != torch.int32 or not stamp.is_contiguous():
+            return None
+        if not (self.history.empty or stamp.shape[0] == V.shape[0]):
+            return None
+        return table, base, deviation, V, stamp
 
     def _new_history(self, lazy: bool) -> History:
         return History(self.stored_rows, self.d, like=self.V, segments=None if lazy else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -305,6 +306,20 @@ def test_a_history_whose_memory_has_gaps() -> None:
             head.learn(*batch(step), 0.02)
     torch.testing.assert_close(one.weight(), other.weight(), rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(third.weight(), other.weight(), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "stored", [Tensor.long, lambda stamp: torch.stack([stamp, stamp], 1)[:, 0]], ids=["long", "gaps"]
+)
+def test_stamps_that_are_stored_in_another_way(stored: Callable[[Tensor], Tensor]) -> None:
+    one, other = warm(), twins("squared", stabilise_range=(0.9, 1.1))[0]
+    state = {name: value.clone() for name, value in one.state_dict().items()}
+    state["state.history.stamp"] = stored(state["state.history.stamp"])
+    other.load_state_dict(state, assign=True)
+    for step in range(20, 25):
+        for head in (one, other):
+            head.learn(*batch(step), 0.02)
+    torch.testing.assert_close(other.weight(), one.weight(), rtol=1e-11, atol=1e-11)
 
 
 def test_repairs_under_another_default_device() -> None:

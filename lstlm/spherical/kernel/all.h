@@ -8,6 +8,4 @@
 
 #include "frame.h"
 
-#include "losses.h"
-
 #include "low_rank.h"

@@ -90,8 +90,6 @@ PART float tanh_float32(float x)
 }
 
 PART double tanh_float64(double x) { return tanh(x); }
-PART float root_float32(float x) { return sqrtf(x); }
-PART double root_float64(double x) { return sqrt(x); }
 
 #define JOIN_(name, type) name##_##type
 #define JOIN(name, type) JOIN_(name, type)

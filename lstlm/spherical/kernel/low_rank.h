@@ -74,7 +74,24 @@ FOR_THIS_PROCESSOR void NAME(backward)(const NAME(Step) *s)
         }
 }
 
-/* The three at once, with the loss between them; returns whether all is finite, and has done nothing else if not. */
+/* found (4,m) ← ℓ, and dq, ds, do times upstream (m,), given outputs (3,m): q, s, o. With a prior, p (m,) is √π at the
+ * targets and D = Σπ. Returns whether all of them are finite. */
+PART int64_t NAME(losses)(int64_t loss, double a, double b, double D, int64_t m, const double *outputs, const REAL *p,
+                          const double *t, const double *upstream, REAL *found)
+{
+    double total = 0;
+    for (int64_t i = 0; i < m; i++) {
+        const double q = outputs[i], s = outputs[m + i], o = outputs[2 * m + i], tilt = p ? p[i] : 1;
+        const Partials l = partials_of(loss, a, b, D, q, s, o / tilt, t[i]);
+        const REAL value = (REAL)(p ? l.value - 2 * t[i] * log(tilt) : l.value), dq = (REAL)(l.dq * upstream[i]);
+        const REAL ds = (REAL)(l.ds * upstream[i]), dout = (REAL)(l.dout / tilt * upstream[i]);
+        found[i] = value, found[m + i] = dq, found[2 * m + i] = ds, found[3 * m + i] = dout;
+        total += q + value + dq + ds + dout;
+    }
+    return isfinite(total);
+}
+
+/* `outputs`, `losses` and `backward` at once; returns whether all that the first two gave is finite: else there is no ∇H. */
 int64_t NAME(differentiate)(NAME(Step) *s)
 {
     const int64_t m = s->m;
@@ -234,4 +251,7 @@ FOR_THIS_PROCESSOR int64_t NAME(update)(const NAME(Step) *s, int64_t terms)
 }
 
 /* For the caller to compare with what it knows: a library of another revision must not be called. */
-int64_t NAME(size_of_structs)(void) { return sizeof(NAME(Step)) * 1000 + sizeof(NAME(Segments)); }
+int64_t NAME(size_of_structs)(void)
+{
+    return (sizeof(NAME(Step)) * 1000 + sizeof(NAME(Segments))) * 1000 + sizeof(NAME(Products));
+}

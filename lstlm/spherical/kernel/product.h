@@ -18,7 +18,7 @@ typedef struct {
 } NAME(Products);
 
 #ifdef WIDE_VECTORS
-enum { NAME(LANES) = 64 / sizeof(REAL), NAME(BREADTH) = TILE_VECTORS * NAME(LANES) };
+enum { NAME(PER_VECTOR) = 64 / sizeof(REAL), NAME(BREADTH) = TILE_VECTORS * NAME(PER_VECTOR) };
 typedef REAL NAME(Vector) __attribute__((vector_size(64)));
 typedef REAL NAME(Four) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL))));
 
@@ -115,7 +115,7 @@ __attribute__((target("arch=x86-64-v4"))) static void NAME(rows_of_product)(cons
                                                                             int64_t last)
 {
     enum { DEPTH = 384 };
-    NAME(Vector) panel[DEPTH * TILE_VECTORS];
+    static _Thread_local NAME(Vector) panel[DEPTH * TILE_VECTORS]; /* too large for the stack of some threads */
     const int a_turned = p->transposed[0] == 'T', b_turned = p->transposed[1] == 'T';
     const int64_t a_down = a_turned ? 1 : p->lda, a_along = a_turned ? p->lda : 1, M = last - first;
     const int64_t b_down = b_turned ? 1 : p->ldb, b_along = b_turned ? p->ldb : 1, ldc = p->ldc;
@@ -127,7 +127,7 @@ __attribute__((target("arch=x86-64-v4"))) static void NAME(rows_of_product)(cons
             REAL *C = p->C + first * ldc + j;
             NAME(pack)(depth, columns, p->B + k * b_down + j * b_along, b_down, b_along, (REAL *)panel);
 #define TILES(vectors) NAME(tiles)(vectors, M, depth, alpha, A, a_down, a_along, panel, beta, C, ldc, columns)
-            switch ((columns + NAME(LANES) - 1) / NAME(LANES)) {
+            switch ((columns + NAME(PER_VECTOR) - 1) / NAME(PER_VECTOR)) {
             case 4: TILES(4); break;
             case 3: TILES(3); break;
             case 2: TILES(2); break;
@@ -141,7 +141,8 @@ __attribute__((target("arch=x86-64-v4"))) static void NAME(rows_of_product)(cons
 static void NAME(share_of_product)(void *of)
 {
     const NAME(Product) *p = of;
-    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS, number = p->by->thread_number(), all = p->by->threads_at_work();
+    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t number = p->by->thread_number(), all = p->by->threads_at_work();
     const int64_t first = number * tiles / all * TILE_ROWS, last = (number + 1) * tiles / all * TILE_ROWS;
     NAME(rows_of_product)(p, first, last < p->M ? last : p->M);
 }
