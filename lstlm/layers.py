@@ -49,8 +49,12 @@ class SparseEmbedding(nn.Module):
             n = context.shape[1]
             read = read_rows(self.weight, context.reshape(-1), n, 1.0 if self.combine == "sum" else 1 / n)
         if self.training and torch.is_grad_enabled():
-            self._last.context, self._last.rows = context.clone(), read.requires_grad_()
+            self.remember(context.clone(), read.requires_grad_())
         return read
+
+    def remember(self, context: Tensor, rows: Tensor) -> None:
+        """Note what was read: `rows` (m,·) of context (m,n), whose `grad` will be its gradient."""
+        self._last.context, self._last.rows = context, rows
 
     def gradient(self) -> RowValues:
         """Return what the last backward says about the rows read; an id may occur twice."""
@@ -125,7 +129,7 @@ class HiddenPass:
     @torch.no_grad()
     def __init__(self, x: Tensor, activation: str, parameters: Sequence[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self.parameters, self._way = parameters, _way_for(x, activation, parameters)
+        self.parameters, self._way = parameters, way_for(x, activation, parameters)
         self.h, self._kept = self._way.forward(x, parameters)
 
     @torch.no_grad()
@@ -139,7 +143,7 @@ class _Autograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        ctx.way = _way_for(x, activation, parameters)
+        ctx.way = way_for(x, activation, parameters)
         h: Tensor
         h, kept = ctx.way.forward(x, parameters)
         ctx.save_for_backward(*kept, *parameters[::2])
@@ -161,7 +165,7 @@ def _like(gradient: Tensor, h: Tensor) -> Tensor:
     return gradient
 
 
-class _Plain:
+class Plain:
     """Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) with Y_0 = xᵀ and hᵀ the last, by torch.
 
     Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
@@ -196,14 +200,14 @@ class _Plain:
         return dY.T if wanted else None, gradients[::-1]
 
 
-class _Compiled(_Plain):
+class Compiled(Plain):
     """The same in one call each."""
 
     def __init__(self, activation: str, kernel: Kernel) -> None:
         super().__init__(activation)
         self.kernel, self.number = kernel, ("identity", "tanh", "relu").index(activation)
 
-    def _layers(self, tensors: Sequence[tuple[Tensor | None, ...]]) -> tuple[int, int, Any]:
+    def layers_for_c(self, tensors: Sequence[tuple[Tensor | None, ...]]) -> tuple[int, int, Any]:
         """Return what compiled code wants to know, given A, a, Y, dA, da of each layer: Layer of kernel/layers.h."""
         numbers: list[int] = []
         for of in tensors:
@@ -214,7 +218,7 @@ class _Compiled(_Plain):
     def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         pairs, m = zip(parameters[::2], parameters[1::2], strict=True), x.shape[0]
         tensors = [(A, a, x.new_empty(A.shape[0], m), None, None) for A, a in pairs]
-        self.kernel.layers_forward(self.kernel.products, *self._layers(tensors), m, x.data_ptr())
+        self.kernel.layers_forward(self.kernel.products, *self.layers_for_c(tensors), m, x.data_ptr())
         columns = [Y for _, _, Y, _, _ in tensors]
         return columns[-1].T, [x, *columns]
 
@@ -227,23 +231,23 @@ class _Compiled(_Plain):
         found = [(torch.empty_like(A), A.new_empty(A.shape[0])) for A in matrices]
         tensors = [(A, None, Y, dA, da) for A, Y, (dA, da) in zip(matrices, kept[1:], found, strict=True)]
         self.kernel.layers_backward(
-            *(self.kernel.products, *self._layers(tensors), m, x.data_ptr(), dY.data_ptr()),
+            *(self.kernel.products, *self.layers_for_c(tensors), m, x.data_ptr(), dY.data_ptr()),
             *(spare.data_ptr(), largest, None if dx is None else dx.data_ptr()),
         )
         return dx, [x for pair in found for x in pair]
 
 
-def _way_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> _Plain:
+def way_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> Plain:
     """Choose by what x and the parameters are; in float64 torch has the faster tanh."""
     inputs = x.shape[-1]
     for A, a in zip(parameters[::2], parameters[1::2], strict=True):
         if A.shape != (*a.shape, inputs):
-            return _Plain(activation)  # where torch says what does not fit
+            return Plain(activation)  # where torch says what does not fit
         inputs = A.shape[0]
     everything = (x, *parameters)
     fit = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() and p.numel() > 0 for p in everything)
     kernel = kernel_for(x) if fit and parameters and x.dim() == 2 else None
-    return _Plain(activation) if kernel is None else _Compiled(activation, kernel)
+    return Plain(activation) if kernel is None else Compiled(activation, kernel)
 
 
 def adagrad(optimiser: torch.optim.Adagrad) -> bool:

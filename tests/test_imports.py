@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "distributed": FOUNDATION | {"config", "spherical", "outputs"},
     "layers": FOUNDATION | {"config", "spherical"},
     "network": FOUNDATION | {"config", "spherical", "outputs", "distributed", "layers"},
+    "whole_pass": {"layers", "network", "spherical"},
     "vectors": FOUNDATION | {"config", "spherical", "outputs", "network"},
     "evaluation": FOUNDATION | {"config", "data", "spherical", "outputs", "network", "vectors"},
 }

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.layers import HiddenLayers, SparseEmbedding, _Compiled, _Plain, _way_for, adagrad
+from lstlm.layers import Compiled, HiddenLayers, Plain, SparseEmbedding, adagrad, way_for
 from lstlm.spherical.native import kernel_for
 
 compiled = pytest.mark.skipif(kernel_for(torch.zeros(1)) is None, reason="the kernel was not compiled")
@@ -67,8 +67,8 @@ def test_equal_to_plain_torch(activation: str, hidden: tuple[int, ...], m: int, 
 def test_tanh_is_right_to_the_last_digits() -> None:
     x = torch.cat([torch.linspace(-12, 12, 200_001), torch.logspace(-38, 1, 10_000), -torch.logspace(-38, 1, 10_000)])
     parameters = [torch.ones(1, 1), torch.zeros(1)]
-    way = _way_for(x[:, None], "tanh", parameters)
-    assert isinstance(way, _Compiled)
+    way = way_for(x[:, None], "tanh", parameters)
+    assert isinstance(way, Compiled)
     y = way.forward(x[:, None], parameters)[0].T
     exact = torch.tanh(x.double())
     error = (y[0].double() - exact).abs() / exact.abs().clamp_min(torch.finfo(torch.float32).tiny)
@@ -92,11 +92,11 @@ def test_what_is_not_a_number_stays_so(activation: str) -> None:
 @compiled
 def test_compiled_code_is_asked_for_what_it_can_do_only() -> None:
     x, A, a = random(3, 4), random(5, 4), random(5)
-    assert isinstance(_way_for(x, "tanh", [A, a]), _Compiled)
+    assert isinstance(way_for(x, "tanh", [A, a]), Compiled)
     for wrong in ([A.double(), a], [A.half(), a], [random(4, 5).T, a]):
-        assert type(_way_for(x, "tanh", wrong)) is _Plain
-    assert type(_way_for(x.double(), "tanh", [A, a])) is _Plain
-    assert type(_way_for(x[:0], "tanh", [A, a])) is _Plain
+        assert type(way_for(x, "tanh", wrong)) is Plain
+    assert type(way_for(x.double(), "tanh", [A, a])) is Plain
+    assert type(way_for(x[:0], "tanh", [A, a])) is Plain
 
 
 def test_a_weight_that_is_stored_by_columns() -> None:

@@ -45,15 +45,15 @@ class CompiledLowRank(LowRank):
         super().__init__(state, H, ids.contiguous())
         self.kernel, self.buffers = kernel, buffers
 
-    def _read(self) -> Step:
-        """Read the table and the rows of V, these in the current frame."""
-        state, H, (table, base, deviation, V, stamp) = self.state, self.H, self.buffers
+    def prepare(self) -> None:
+        """Make room for what `read` and what follows it leave."""
+        H, (table, base, deviation, V, _) = self.H, self.buffers
         (m, d), D = H.shape, V.shape[0]  # not len(): a tensor's is a function in Python
         self.HT = HT = H.T.contiguous()
         self.p = None if self.p is None else self.p.contiguous()
         self.products, self.rows = H.new_empty(5 * d + 4, m), H.new_empty(m, 1, d)
         self.found = H.new_empty(3, m, dtype=torch.float64)
-        self.step = step = Step(
+        self.step = Step(
             by=self.kernel.products,
             d=d,
             m=m,
@@ -69,17 +69,30 @@ class CompiledLowRank(LowRank):
             rows=self.rows.data_ptr(),
             products=self.products.data_ptr(),
             outputs=self.found.data_ptr(),
-            p_norm2=state.p_norm2,
+            p_norm2=self.state.p_norm2,
         )
-        check_rows(self.kernel.read(ctypes.byref(step)), self.ids, D)
-        if not state.history.empty:
-            step.stamp, step.now = stamp.data_ptr(), state.history.now
-            state.history.bring_forward(self.rows[:, 0], self.ids[:, 0])
-        return step
+
+    def again(self) -> None:
+        """Begin anew with what H and the ids, which stay where they are, hold now."""
+        self.version = self.state.version
+        self.__dict__.pop("gradient", None)
+        if self.p is not None:
+            self.p.copy_(self.state.p[self.ids])  # type: ignore[index]
+
+    def read(self) -> None:
+        """Read the table and the rows of V, these in the current frame."""
+        step, history = self.step, self.state.history
+        check_rows(self.kernel.read(ctypes.byref(step)), self.ids, step.D)
+        step.stamp = None
+        if not history.empty:
+            step.stamp, step.now = self.buffers[4].data_ptr(), history.now
+            history.bring_forward(self.rows[:, 0], self.ids[:, 0])
 
     def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,1), in float64."""
-        self.kernel.outputs(ctypes.byref(self._read()))
+        self.prepare()
+        self.read()
+        self.kernel.outputs(ctypes.byref(self.step))
         q, s, o = self.found
         return q, s, o[:, None]
 
@@ -97,16 +110,24 @@ class CompiledLowRank(LowRank):
 
         None where the loss is none of LOSSES, or was changed, or something is not finite.
         """
-        if (kind := type(loss)) not in LOSSES or "partials" in vars(loss):
+        if not is_compiled(loss):
             return None
-        step, t, weight = self._read(), *(np.ascontiguousarray(x, dtype=np.float64) for x in (values, upstream))
+        self.prepare()
+        self.read()
+        grad_HT = self.aim(loss, values, upstream)
+        return (self.partials[0], grad_HT.T) if self.kernel.differentiate(ctypes.byref(self.step)) else None
+
+    def aim(self, loss: SphericalLoss, values: Numbers, upstream: Numbers) -> Tensor:
+        """Make room for the partial derivatives, and for ∇Hᵀ (d,m), which is returned."""
+        step, kind = self.step, type(loss)
+        t, weight = self.weights = [np.ascontiguousarray(x, dtype=np.float64) for x in (values, upstream)]
         self.partials, grad_HT = self.H.new_empty(4, self.H.shape[0]), torch.empty_like(self.HT)
         step.loss = _NUMBERS[kind]
         for place, name in zip("ab", LOSSES[kind], strict=False):
             setattr(step, place, getattr(loss, name))
         step.t, step.upstream = t.ctypes.data, weight.ctypes.data
         step.partials, step.grad_H = self.partials.data_ptr(), grad_HT.data_ptr()
-        return (self.partials[0], grad_HT.T) if self.kernel.differentiate(ctypes.byref(step)) else None
+        return grad_HT
 
     @cached_property
     def gradient(self) -> Gradient:  # type: ignore[override]
@@ -149,6 +170,11 @@ class CompiledLowRank(LowRank):
         """Return ‖∇W‖_F. O(m²d)."""
         self._name_products()
         return super().grad_norm()
+
+
+def is_compiled(loss: SphericalLoss) -> bool:
+    """Say whether kernel/losses.h has this loss: one of LOSSES, whose formulas nobody has changed."""
+    return type(loss) in LOSSES and "partials" not in vars(loss)
 
 
 def begin(state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel | None) -> LowRank | Square:

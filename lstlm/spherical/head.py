@@ -56,7 +56,7 @@ class SphericalHead(SphericalReader):
             if isinstance(step, CompiledLowRank):
                 found = step.differentiate(self.loss, to_host(values), upstream)
                 if found is not None:
-                    self._pending.append(Pending(step, values, upstream=upstream))
+                    self.await_update(Pending(step, values, upstream=upstream))
                     return found[0], found[1][:, : self.hidden]
             pending, losses = self._forward(step, values)
             return self._own(from_host(losses, h)), self._backward(pending, upstream)
@@ -100,7 +100,7 @@ class SphericalHead(SphericalReader):
         assert pending.partials is not None
         pending.upstream = upstream
         grad_H = step.backward(gradient_of(pending.partials, upstream, step.H))
-        self._pending.append(pending)
+        self.await_update(pending)
         return grad_H[:, : self.hidden]
 
     def _upstream(self, upstream: Tensor) -> Numbers:
@@ -149,6 +149,10 @@ class SphericalHead(SphericalReader):
         if rho < 1:
             self.state.scale_(rho)
         self._after_update(Shrink(1 - rho * (1 - shrink.shrink), shrink.growth))
+
+    def await_update(self, pending: Pending) -> None:
+        """Keep a minibatch that has gone forward and backward for the next `update`."""
+        self._pending.append(pending)
 
     def discard(self) -> None:
         """Forget the backward passes since the last update."""

@@ -32,6 +32,8 @@ _SIGNATURES = {
     "product": "- psnnnxpnpnxpn",
     "layers_forward": "- pnnpnp",
     "layers_backward": "- pnnpnpppnp",
+    "below_forward": "n p",
+    "below_backward": "x p",
     "adagrad": "- nppppxx",
     "repair_rows": "n pnppnppnpp",
     "leave_segments": "- ppppnpppp",
@@ -54,6 +56,19 @@ class Products(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gemm", "parallel", "thread_number", "threads_at_work")),
         ("threads", ctypes.c_int64),
+    )
+
+
+class Below(ctypes.Structure):
+    """`Below` of kernel/layers.h, field by field."""
+
+    _fields_ = (
+        ("by", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("m", "D", "size", "bags", "each")),
+        ("scale", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("E", "context")),
+        *((name, ctypes.c_int64) for name in ("activation", "count", "largest")),
+        *((name, ctypes.c_void_p) for name in ("layers", "x", "dx", "dY", "spare")),
     )
 
 
@@ -102,7 +117,7 @@ class Kernel:
             returned, taken = (_SIGNATURES | _UNTYPED)[name].split(" ")
             function.restype, function.argtypes = _KINDS.get(returned), [_KINDS[kind] for kind in taken]
             setattr(self, name, function)
-        sizes = [ctypes.sizeof(kind) for kind in (Step, Segments, Products)]
+        sizes = [ctypes.sizeof(kind) for kind in (Step, Segments, Products, Below)]
         if self.size_of_structs() != sum(size * 1000**place for place, size in enumerate(reversed(sizes))):
             raise AttributeError("compiled from another revision")
         self._own = Products(**{name: _address(torch_cpu, symbol) for name, symbol in _OPENMP.items()})

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from lstlm.network import Network, Optimisers
 from lstlm.training.checkpoint import Checkpoint
 from lstlm.training.clock import PhaseClock
 from lstlm.training.shards import load_network, training_state
+from lstlm.whole_pass import WholePass
 
 
 class Step(NamedTuple):
@@ -76,6 +77,7 @@ class Learner:
             self.network.output, "value_and_grad", None
         )
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
+        self._whole: WholePass | Literal[False] | None = None  # None: not looked for yet; False: there is none
 
     def step(self, lr_scale: float, *, measured: bool = True) -> Step:
         """Take one step on the next batch.
@@ -93,13 +95,7 @@ class Learner:
             self._expect(self._place(coming))
             self.clock.lap("stabilise")
         self.optimisers.zero()
-        encoding = self.network.begin(context)
-        self.clock.lap("hidden_forward")
-        loss, gradient = self.differentiate(encoding.h, ids, values)
-        self.clock.lap("output")
-        encoding.backward(gradient)
-        value = self._finite(loss, gradient)
-        self.clock.lap("backward")
+        value = self.gradients(context, ids, values, self.clock.lap)
         if measured:
             read = getattr(self.network.output, "grad_norm", None)
             self.grad_norm = None if read is None else float(read())
@@ -109,7 +105,31 @@ class Learner:
         self._batch = None
         return Step(value, self._examples_of(batch))
 
-    def differentiate(self, hidden: Tensor, ids: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
+    def gradients(self, context: Tensor, ids: Tensor, values: Tensor | None, lap: Callable[[str], None]) -> float:
+        """Return the mean loss, and leave all gradients where the optimisers look for them; `lap` hears of phases."""
+        if values is None and (whole := self._whole_pass(context)) is not None:
+            if (loss := whole(context, ids, lap)) is not None:
+                return loss
+            self._whole = None  # what it knew of the network may no longer be so
+        encoding = self.network.begin(context)
+        lap("hidden_forward")
+        mean, gradient = self._differentiate(encoding.h, ids, values)
+        lap("output")
+        encoding.backward(gradient)
+        value = self._finite(mean, gradient)
+        lap("backward")
+        return value
+
+    def _whole_pass(self, context: Tensor) -> WholePass | None:
+        """Return the compiled way through the network for minibatches like this one, where there is one."""
+        m, n = context.shape
+        if m != self.config.train.batch_size:
+            return None  # the last one of an epoch
+        if self._whole is None:
+            self._whole = WholePass.make(self.network, m, n) or False
+        return self._whole or None
+
+    def _differentiate(self, hidden: Tensor, ids: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean loss and its gradient to the hidden layer (m,hidden)."""
         if self._value_and_grad is not None:
             losses, gradient = self._value_and_grad(hidden, ids, values)
@@ -166,7 +186,7 @@ class Learner:
         if "cuda_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].clone(), self.device)
         self.examples.restore(position)
-        self._batch = None
+        self._batch = self._whole = None
 
 
 def open_examples(config: Config, corpus: Corpus, rank: int = 0, world: int = 1) -> Examples:

@@ -86,7 +86,7 @@ def test_model_times_whole_steps_and_their_phases(tmp_path: Path) -> None:
     assert [r["method"] for r in found] == ["factored", "naive", "naive-blocked", "hierarchical"]
     for record in found:
         assert CONTRACT | {"words_per_s", "output_ms", "hidden_ms", "hidden_floor_ms", "phases_ms"} <= set(record)
-        assert {"data", "hidden_forward", "output_gradient", "output_update"} <= set(record["phases_ms"])
+        assert {"data", "hidden_forward", "output", "backward", "output_update"} <= set(record["phases_ms"])
         assert record["d"] == 13 and record["speedup_output"] > 0
     assert found[0]["paper_cpu_output"] == 763.3
     assert (tmp_path / "model.png").is_file()

@@ -66,6 +66,35 @@ FOR_THIS_PROCESSOR void NAME(layers_backward)(const NAME(Products) *by, int64_t 
     }
 }
 
+/* What stands below the output layer, from words to h and back: whole_pass.py. */
+typedef struct {
+    const NAME(Products) *by;
+    int64_t m, D, size, bags, each; /* word vectors (D,size); `each` of them are added up, `bags` times */
+    double scale;
+    const REAL *E;
+    const int64_t *context; /* (bags,each) */
+    int64_t activation, count, largest;
+    const NAME(Layer) *layers;
+    REAL *x, *dx;          /* (m,inputs) */
+    const REAL *dY;        /* (hidden,m) */
+    REAL *spare;           /* (2,largest,m) */
+} NAME(Below);
+
+/* From words to h; returns the place of a word that is none, with nothing done, −1 where all are. */
+int64_t NAME(below_forward)(const NAME(Below) *b)
+{
+    const int64_t wrong = NAME(sum_rows)(b->E, b->D, b->size, b->context, b->bags, b->each, b->scale, b->x);
+    if (wrong < 0) NAME(layers_forward)(b->by, b->activation, b->count, b->layers, b->m, b->x);
+    return wrong;
+}
+
+/* From the gradient of h to those of the layers and of x; returns the sum of the first, which tells whether it is finite. */
+double NAME(below_backward)(const NAME(Below) *b)
+{
+    NAME(layers_backward)(b->by, b->activation, b->count, b->layers, b->m, b->x, b->dY, b->spare, b->largest, b->dx);
+    return NAME(total)(b->dY, b->layers[b->count - 1].units * b->m);
+}
+
 /* A step of Adagrad: squares += g², x −= rate · g / (√squares + epsilon), for gradients g of x (n,); counts it in `steps`. */
 FOR_THIS_PROCESSOR void NAME(adagrad)(int64_t n, REAL *x, const REAL *gradient, REAL *squares, float *steps, double rate,
                                       double epsilon)

@@ -253,5 +253,6 @@ FOR_THIS_PROCESSOR int64_t NAME(update)(const NAME(Step) *s, int64_t terms)
 /* For the caller to compare with what it knows: a library of another revision must not be called. */
 int64_t NAME(size_of_structs)(void)
 {
-    return (sizeof(NAME(Step)) * 1000 + sizeof(NAME(Segments))) * 1000 + sizeof(NAME(Products));
+    const int64_t two = sizeof(NAME(Step)) * 1000 + sizeof(NAME(Segments));
+    return (two * 1000 + sizeof(NAME(Products))) * 1000 + sizeof(NAME(Below));
 }
