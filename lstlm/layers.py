@@ -260,12 +260,15 @@ def adagrad(optimiser: torch.optim.Adagrad) -> bool:
         if group["weight_decay"] or group["lr_decay"] or group["maximize"]:
             return False
         for x in group["params"]:
-            kernel, g, sums, count = kernel_for(x), x.grad, optimiser.state[x]["sum"], optimiser.state[x]["step"]
+            kernel, g, state = kernel_for(x), x.grad, optimiser.state[x]
+            sums, count = state["sum"], state["step"]
             if kernel is None or g is None or not plain(g) or count.dtype != torch.float32:
                 return False
-            if any(y.dtype != x.dtype or y.shape != x.shape or not y.is_contiguous() for y in (x, g, sums)):
+            if not (x.dtype == g.dtype == sums.dtype and x.shape == g.shape == sums.shape):
                 return False
-            pointers = (y.data_ptr() for y in (x, g, sums, count))
+            if not (x.is_contiguous() and g.is_contiguous() and sums.is_contiguous()):
+                return False
+            pointers = x.data_ptr(), g.data_ptr(), sums.data_ptr(), count.data_ptr()
             steps.append((kernel.adagrad, (x.numel(), *pointers, group["lr"], group["eps"])))
     for function, arguments in steps:
         function(*arguments)
