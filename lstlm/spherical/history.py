@@ -162,7 +162,7 @@ class History(nn.Module):
     def _leave_compiled(self, kernel: Kernel, rows: Tensor, segment: Numbers, seen: Numbers, out: Tensor) -> None:
         """Do what `_leave` does, for rows of all segments in one call."""
         n, d = rows.shape
-        segments = Segments(kernel.blas, d, self.segments + 1, REPAIRS, self.open)
+        segments = Segments(kernel.products, d, self.segments + 1, REPAIRS, self.open)
         for name in ("X", "Y", "U", "onward", "reached"):
             setattr(segments, name, getattr(self, name).data_ptr())
         stamps, spare = (segment.ctypes.data, seen.ctypes.data), self._spare(rows, REPAIRS)
