@@ -14,7 +14,7 @@ from tests.distributed.test_training import configuration, corpus, files, run, r
 
 __all__ = ["corpus"]  # the fixture
 
-STEPS = 300
+STEPS = 1000  # so many that the job is still at work when the test, on a busy machine, gets to see its first checkpoint
 
 
 def worker(parent: int, rank: int) -> int | None:
@@ -38,7 +38,7 @@ def wait_for(happened: Callable[[], bool], job: subprocess.Popen[str]) -> None:
 
 def test_a_killed_rank_costs_nothing_but_time(tmp_path: Path, corpus: Path) -> None:
     folder = tmp_path / "run"
-    settings = [f"train.max_steps={STEPS}", "train.eval_every=100000", "train.keep_checkpoints=20"]
+    settings = [f"train.max_steps={STEPS}", "train.eval_every=100000", "train.keep_checkpoints=100"]
     config = configuration(corpus, *settings)
     (tmp_path / "config.yaml").write_text(dump_config(config))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
