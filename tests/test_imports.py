@@ -16,14 +16,11 @@ MAY_IMPORT = {
     "data": FOUNDATION,
     "spherical": FOUNDATION,
     "environment": FOUNDATION | {"__init__", "spherical"},
-    "verification": FOUNDATION | {"spherical"},
     "outputs": FOUNDATION | {"config", "spherical"},
     "distributed": FOUNDATION | {"config", "spherical", "outputs"},
-    "layers": FOUNDATION | {"config", "spherical"},
-    "network": FOUNDATION | {"config", "spherical", "outputs", "distributed", "layers"},
-    "whole_pass": {"layers", "network", "spherical"},
-    "vectors": FOUNDATION | {"config", "spherical", "outputs", "network"},
-    "evaluation": FOUNDATION | {"config", "data", "spherical", "outputs", "network", "vectors"},
+    "nn": FOUNDATION | {"config", "spherical", "outputs", "distributed"},
+    "vectors": FOUNDATION | {"config", "spherical", "outputs", "nn"},
+    "evaluation": FOUNDATION | {"config", "data", "spherical", "outputs", "nn", "vectors"},
 }
 # From here on, everything below; `__init__` is the version number.
 MAY_IMPORT["training"] = {*MAY_IMPORT, "__init__"}

@@ -29,8 +29,8 @@ from lstlm.data import Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.steps import LOW_RANK_UP_TO
 from lstlm.errors import LstlmError, NumericsError
-from lstlm.training.learner import Learner
-from lstlm.training.ranked import RankLearner
+from lstlm.training.loop.learner import Learner
+from lstlm.training.loop.ranked import RankLearner
 
 TOKENS = 400_000
 TIMEOUT_S = 300.0

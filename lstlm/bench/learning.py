@@ -21,11 +21,11 @@ from lstlm.data import Corpus, Vocabulary
 from lstlm.errors import ConfigError, DataError
 from lstlm.evaluation.datasets import find_dataset, read_pairs
 from lstlm.evaluation.similarity import evaluate_pairs
-from lstlm.network import Network
-from lstlm.training.dryrun import dry_run
-from lstlm.training.metrics import finite_or_none
-from lstlm.training.session import train
-from lstlm.training.validate import Validator
+from lstlm.nn.network import Network
+from lstlm.training.log.metrics import finite_or_none
+from lstlm.training.loop.dryrun import dry_run
+from lstlm.training.loop.validate import Validator
+from lstlm.training.run.session import train
 from lstlm.vectors import Vectors
 
 PEERS = ("gensim-sg", "gensim-cbow")

@@ -25,8 +25,8 @@ from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, OutputCon
 from lstlm.data import Corpus, Split, Vocabulary
 from lstlm.data.vocabulary import EOS_ID, SPECIALS
 from lstlm.spherical import DenseSphericalOutput
-from lstlm.training.clock import PhaseClock
-from lstlm.training.learner import Learner
+from lstlm.training.loop.clock import PhaseClock
+from lstlm.training.loop.learner import Learner
 
 METHODS = ("naive", "naive-blocked", "softmax", "hierarchical", "adaptive", "sampled", "factored")
 TOKENS = 2_000_000

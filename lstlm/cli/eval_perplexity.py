@@ -13,7 +13,7 @@ from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from lstlm.data.corpus import Split
-    from lstlm.training.run import LoadedRun
+    from lstlm.training.run.saved import LoadedRun
 
 EPILOGUE = """\b
 Example:

@@ -11,7 +11,7 @@ from lstlm.cli.common import say
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from lstlm.training.run import LoadedRun
+    from lstlm.training.run.saved import LoadedRun
     from lstlm.vectors import Vectors
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -58,7 +58,7 @@ def open_run(path: Path, device: str = "cpu") -> "LoadedRun":
         raise ConfigError(
             f"{path}: a file; this needs a run folder or a checkpoint, for the network and not only vectors"
         )
-    from lstlm.training.run import load_run
+    from lstlm.training.run.saved import load_run
 
     return load_run(path, device=device)
 

@@ -9,7 +9,7 @@ from lstlm.cli.common import print_json, say
 from lstlm.cli.loading import json_option, open_run, queries, source_argument, table
 
 if TYPE_CHECKING:
-    from lstlm.training.run import LoadedRun
+    from lstlm.training.run.saved import LoadedRun
 
 EPILOGUE = """\b
 Example:

@@ -12,8 +12,8 @@ from lstlm.errors import ConfigError
 
 if TYPE_CHECKING:
     from lstlm.config import Config
-    from lstlm.training.dryrun import Estimate
-    from lstlm.training.session import Summary
+    from lstlm.training.loop.dryrun import Estimate
+    from lstlm.training.run.session import Summary
 
 # What a corpus alone is trained with, apart from the defaults: larger minibatches learn more in the same time.
 CORPUS_ALONE = "train: {batch_size: 512}"
@@ -100,7 +100,7 @@ def command(
             resume, force = resume or "auto", False  # torchrun has restarted the same command: go on
     else:
         run, config = settle()
-    from lstlm.training.session import train, use_device
+    from lstlm.training.run.session import train, use_device
 
     place, ranks = use_device(device, threads), None
     if several:
@@ -139,7 +139,7 @@ def _world_size() -> int:
 
 def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | None) -> Path:
     """Return --run, or the run that --resume means, or runs/<config>-<time>."""
-    from lstlm.training.folders import default_folder, newest_run, run_of
+    from lstlm.training.run.folders import default_folder, newest_run, run_of
 
     if folder is not None:
         return folder
@@ -154,7 +154,7 @@ def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | 
 def _corpus_alone(folder: Path | None, overrides: tuple[str, ...]) -> tuple[Path, "Config"]:
     """Return the run folder and the defaults for the corpus that --set data.dir names; there is no --config."""
     from lstlm.config import parse_config
-    from lstlm.training.folders import default_folder
+    from lstlm.training.run.folders import default_folder
 
     if not any(override.replace(" ", "").startswith("data.dir=") for override in overrides):
         raise ConfigError(
@@ -175,7 +175,7 @@ def _settings(config_path: Path | None, folder: Path, overrides: tuple[str, ...]
 
 
 def _show_summary(summary: "Summary", *, as_json: bool) -> None:
-    from lstlm.training.metrics import finite_or_none
+    from lstlm.training.log.metrics import finite_or_none
 
     report = summary.report
     if as_json:
@@ -191,7 +191,7 @@ def _show_summary(summary: "Summary", *, as_json: bool) -> None:
 def _show_estimate(config: "Config", device: Any, *, as_json: bool) -> None:
     from lstlm.config import dump_config, to_dict, with_rates
     from lstlm.data import Corpus
-    from lstlm.training.dryrun import dry_run
+    from lstlm.training.loop.dryrun import dry_run
 
     corpus = Corpus.open(Path(config.data.dir))
     config = with_rates(config, len(corpus.vocabulary))
@@ -205,8 +205,8 @@ def _show_estimate(config: "Config", device: Any, *, as_json: bool) -> None:
 
 
 def _estimate_lines(estimate: "Estimate") -> list[str]:
-    from lstlm.training.console import bytes_text as size
-    from lstlm.training.console import clock_text
+    from lstlm.training.log.console import bytes_text as size
+    from lstlm.training.log.console import clock_text
 
     parts = estimate.parameters
     steps = "bounded by time alone" if estimate.steps is None else f"{estimate.steps:,}"

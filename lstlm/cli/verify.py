@@ -8,7 +8,7 @@ import click
 from lstlm.cli.common import is_quiet, print_json
 
 if TYPE_CHECKING:
-    from lstlm.verification import Errors
+    from lstlm.bench.verification import Errors
 
 LOSSES = ("squared", "spherical", "taylor", "z")
 EPILOGUE = """\b
@@ -42,7 +42,7 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     """
     from tqdm import tqdm
 
-    from lstlm.verification import BOUND, compare
+    from lstlm.bench.verification import BOUND, compare
 
     chosen = losses or LOSSES
     with tqdm(total=steps * len(chosen), unit="step", desc="verify", leave=False, disable=is_quiet() or None) as bar:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lstlm.errors import ConfigError
-from lstlm.network import Network
+from lstlm.nn.network import Network
 from lstlm.vectors import Vectors
 
 WHICH = ("input", "output", "sum")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lstlm.data import Batch
-from lstlm.network import Network
+from lstlm.nn.network import Network
 
 _RANK_BATCH = 1024  # reading the vocabulary costs a factored layer the same for one example as for many
 

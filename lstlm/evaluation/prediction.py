@@ -6,7 +6,7 @@ import torch
 
 from lstlm.data import Vocabulary
 from lstlm.errors import ConfigError
-from lstlm.network import Network
+from lstlm.nn.network import Network
 
 GAP = "_"
 

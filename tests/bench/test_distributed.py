@@ -23,7 +23,7 @@ from lstlm.bench.model import synthetic_corpus
 from lstlm.cli import cli
 from lstlm.config import Config
 from lstlm.errors import LstlmError, NumericsError
-from lstlm.training.learner import Learner
+from lstlm.training.loop.learner import Learner
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lstlm.data import Corpus
-from lstlm.training.run import load_run
+from lstlm.training.run.saved import load_run
 
 Call = Callable[..., object]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lstlm.training.run import load_run
+from lstlm.training.run.saved import load_run
 
 Call = Callable[..., object]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lstlm.training.run import load_run
+from lstlm.training.run.saved import load_run
 
 Call = Callable[..., object]
 

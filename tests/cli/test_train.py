@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lstlm.config import load_config
-from lstlm.training.run import load_run
+from lstlm.training.run.saved import load_run
 from tests.training.harness import Cli, make_corpus
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

@@ -48,7 +48,7 @@ def test_a_layer_that_is_a_little_wrong_is_found_out(monkeypatch: pytest.MonkeyP
 
 
 def test_nan_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.verification.Total.relative", lambda total: float("nan"))
+    monkeypatch.setattr("lstlm.bench.verification.Total.relative", lambda total: float("nan"))
     result = run("--steps", "2", "--loss", "taylor", "--json")
     assert result.exit_code == 1
     assert set(json.loads(result.stdout)["losses"]["taylor"].values()) == {None}

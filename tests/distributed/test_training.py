@@ -14,11 +14,11 @@ from lstlm.config import Config, parse_config
 from lstlm.data import Corpus
 from lstlm.distributed import RankLost, Ranks
 from lstlm.errors import ConfigError
-from lstlm.network import Network
-from lstlm.training.learner import Learner
-from lstlm.training.ranked import RankLearner
-from lstlm.training.run import load_run
-from lstlm.training.session import train
+from lstlm.nn.network import Network
+from lstlm.training.loop.learner import Learner
+from lstlm.training.loop.ranked import RankLearner
+from lstlm.training.run.saved import load_run
+from lstlm.training.run.session import train
 from tests.distributed.processes import run_ranks
 from tests.helpers import write_tiny_corpus
 
@@ -113,7 +113,7 @@ def vectors(network: Network) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def resumed(ranks: Ranks, config: Config, folder: Path) -> tuple[torch.Tensor, torch.Tensor, int]:
-    from lstlm.training.run import checkpoint_for
+    from lstlm.training.run.saved import checkpoint_for
 
     learner = RankLearner(config, Corpus.open(Path(config.data.dir)), CPU, ranks)
     checkpoint = checkpoint_for(folder)

@@ -10,7 +10,7 @@ import torch
 from lstlm.config import Config, parse_config
 from lstlm.data import Batch
 from lstlm.evaluation.perplexity import Reservoir, affordable_ranks, evaluate
-from lstlm.network import Network
+from lstlm.nn.network import Network
 
 VOCAB = 60
 COUNTS = np.maximum(1, 1000 // np.arange(1, VOCAB + 1))

@@ -12,8 +12,8 @@ import torch
 
 from lstlm.errors import CheckpointError, LstlmError
 from lstlm.spherical import SphericalOutput, make_loss
-from lstlm.training import checkpoint as module
-from lstlm.training.checkpoint import (
+from lstlm.training.run import checkpoint as module
+from lstlm.training.run.checkpoint import (
     Checkpoint,
     newest_valid,
     open_checkpoint,
@@ -22,8 +22,8 @@ from lstlm.training.checkpoint import (
     step_folders,
     tidy,
 )
-from lstlm.training.files import HashingWriter
-from lstlm.training.shards import load_network
+from lstlm.training.run.files import HashingWriter
+from lstlm.training.run.shards import load_network
 
 FACTS = {"config_sha256": "c", "vocabulary_sha256": "v"}
 

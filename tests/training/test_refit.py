@@ -10,8 +10,8 @@ import torch
 
 from lstlm.data.cooccurrence import SparseRows
 from lstlm.errors import NumericsError
-from lstlm.training.refit import Targets, gram, principal_axes, solve_gram, sweep
-from lstlm.training.run import load_run
+from lstlm.training.loop.refit import Targets, gram, principal_axes, solve_gram, sweep
+from lstlm.training.run.saved import load_run
 from tests.training.harness import Cli, figures, fingerprint, make_corpus, status
 
 ROWS = {
@@ -46,7 +46,7 @@ def matrix(n: int = 30, columns: int = 44, seed: int = 0) -> tuple[torch.Tensor,
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.training.refit._BLOCK", 100)
+    monkeypatch.setattr("lstlm.training.loop.refit._BLOCK", 100)
 
 
 def test_products_are_those_of_the_dense_matrix() -> None:
@@ -109,7 +109,7 @@ def test_a_refit_that_fails_ends_the_run_without_talk_of_rates(
     def fail(*_: Any) -> None:
         raise NumericsError("refit: lower model.embedding")
 
-    monkeypatch.setattr("lstlm.training.sweeps.sweep", fail)
+    monkeypatch.setattr("lstlm.training.loop.cooccurrence.sweep", fail)
     outcome = lstlm(tmp_path / "run", **SETTINGS)
     assert outcome.code == 4 and outcome.err.strip().endswith("lstlm: error: refit: lower model.embedding")
 

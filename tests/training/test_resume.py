@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lstlm.training.checkpoint import _seal, step_folders
-from lstlm.training.learner import Learner
+from lstlm.training.loop.learner import Learner
+from lstlm.training.run.checkpoint import _seal, step_folders
 from tests.training.harness import Cli, arguments, figures, fingerprint, make_corpus, status
 
 KINDS = ["softmax", "sampled", "factored", "factored svd"]
@@ -54,7 +54,7 @@ def test_stop_and_go_equals_one_go(lstlm: Cli, tmp_path: Path, kind: str) -> Non
 
 
 def test_a_signal_during_an_evaluation_leaves_it_due(lstlm: Cli, tmp_path: Path) -> None:
-    from lstlm.training import validate
+    from lstlm.training.loop import validate
 
     lstlm.ok(tmp_path / "whole")
     batches = validate.evaluation_batches
@@ -210,7 +210,7 @@ def test_a_folder_is_refused_without_leave(lstlm: Cli, tmp_path: Path) -> None:
 ZYGOTE = """
 import os, random, signal, sys, time
 from pathlib import Path
-import torch, lstlm.training.session, lstlm.cli.train
+import torch, lstlm.training.run.session, lstlm.cli.train
 from lstlm.cli import cli
 from lstlm.cli.outcome import run_and_report
 run, kills, arguments = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -282,7 +282,7 @@ def test_sigterm_under_load(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
 
 
 def test_a_second_signal_exits_at_once() -> None:
-    code = "import os, signal, time\nfrom lstlm.training.signals import Interrupts\nwith Interrupts() as stop:\n"
+    code = "import os, signal, time\nfrom lstlm.training.loop.signals import Interrupts\nwith Interrupts() as stop:\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print(stop.received, flush=True)\n"
     code += "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
@@ -300,7 +300,7 @@ def test_a_full_disk_ends_the_run_with_one_line(lstlm: Cli, tmp_path: Path) -> N
 
 
 def test_a_run_in_use_is_refused(lstlm: Cli, tmp_path: Path) -> None:
-    from lstlm.training.folders import claim
+    from lstlm.training.run.folders import claim
 
     lock = claim(tmp_path / "run", resuming=False, force=False)
     try:

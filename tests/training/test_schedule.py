@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lstlm.training.schedule import Budget, decay_factor, warmup_factor
+from lstlm.training.loop.schedule import Budget, decay_factor, warmup_factor
 
 
 def test_warmup_reaches_one_at_its_last_step() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lstlm.errors import NumericsError
-from lstlm.training.checkpoint import step_folders
-from lstlm.training.learner import Learner
-from lstlm.training.progress import Progress
-from lstlm.training.run import load_run
-from lstlm.training.validate import Validator
+from lstlm.training.loop.learner import Learner
+from lstlm.training.loop.progress import Progress
+from lstlm.training.loop.validate import Validator
+from lstlm.training.run.checkpoint import step_folders
+from lstlm.training.run.saved import load_run
 from tests.training.harness import Cli, figures, fingerprint, status
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_updated_by_a_bad_step(lstlm: Cli, tmp_path: Path, monkeypatc
         raise error
 
     poison(monkeypatch, {17})
-    monkeypatch.setattr("lstlm.training.trainer.Trainer._roll_back", keep)
+    monkeypatch.setattr("lstlm.training.loop.trainer.Trainer._roll_back", keep)
     assert lstlm(tmp_path / "bad").code == 4
     clean = load_run(tmp_path / "clean").network.state_dict()
     assert states and all(torch.equal(states[0][name], clean[name]) for name in clean)
@@ -240,7 +240,7 @@ def test_minutes_that_end_during_a_checkpoint_are_found_spent(
     lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock runs out while step 10 is being saved: the checkpoint is written once more, with the true time."""
-    from lstlm.training import trainer
+    from lstlm.training.loop import trainer
 
     save = trainer.save_checkpoint
 

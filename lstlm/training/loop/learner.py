@@ -13,11 +13,11 @@ from lstlm.config import Config
 from lstlm.data import Batch, Corpus, Examples
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
-from lstlm.network import Network, Optimisers
-from lstlm.training.checkpoint import Checkpoint
-from lstlm.training.clock import PhaseClock
-from lstlm.training.shards import load_network, training_state
-from lstlm.whole_pass import WholePass
+from lstlm.nn.network import Network, Optimisers
+from lstlm.nn.whole_pass import WholePass
+from lstlm.training.loop.clock import PhaseClock
+from lstlm.training.run.checkpoint import Checkpoint
+from lstlm.training.run.shards import load_network, training_state
 
 
 class Step(NamedTuple):

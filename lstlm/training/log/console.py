@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from lstlm.training.schedule import Budget
+from lstlm.training.loop.schedule import Budget
 
 
 def clock_text(seconds: float | None) -> str:

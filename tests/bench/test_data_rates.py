@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lstlm.data.rates import rate_of_counter, rate_of_examples, rate_of_gensim, rate_of_prepare
+from lstlm.bench.data_rates import rate_of_counter, rate_of_examples, rate_of_gensim, rate_of_prepare
 from tests.helpers import tiny_text, write_tiny_corpus
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lstlm.distributed import Ranks
 from lstlm.distributed.shards import STATE, reshard, settle, split_state
 from lstlm.errors import CheckpointError, LstlmError
-from lstlm.training.checkpoint import (
+from lstlm.training.run.checkpoint import (
     Checkpoint,
     begin_folder,
     failures_explained,

@@ -19,11 +19,11 @@ from lstlm.distributed import Ranks
 from lstlm.distributed.output import OverRanks
 from lstlm.distributed.shards import split_state
 from lstlm.errors import ConfigError
-from lstlm.training.checkpoint import Checkpoint, newest_valid, reopen, step_folders
-from lstlm.training.diagnostics import Diagnostics
-from lstlm.training.learner import Learner
-from lstlm.training.shards import rows_file, save_sharded
-from lstlm.training.trainer import Trainer
+from lstlm.training.loop.diagnostics import Diagnostics
+from lstlm.training.loop.learner import Learner
+from lstlm.training.loop.trainer import Trainer
+from lstlm.training.run.checkpoint import Checkpoint, newest_valid, reopen, step_folders
+from lstlm.training.run.shards import rows_file, save_sharded
 
 COMPARE_EVERY = 500
 """Steps between two comparisons of the replicas."""

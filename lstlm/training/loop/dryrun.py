@@ -12,9 +12,9 @@ import torch
 
 from lstlm.config import Config
 from lstlm.data import Corpus
-from lstlm.training.learner import Learner
-from lstlm.training.session import budget_of
-from lstlm.training.sweeps import RefitLearner, make_learner
+from lstlm.training.loop.cooccurrence import RefitLearner, make_learner
+from lstlm.training.loop.learner import Learner
+from lstlm.training.run.session import budget_of
 
 TIMED_STEPS = 20
 _WARM_UP = 3

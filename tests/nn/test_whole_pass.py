@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lstlm.bench.model import synthetic_corpus
 from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
 from lstlm.errors import ConfigError, DataError, NumericsError
+from lstlm.nn.whole_pass import WholePass
 from lstlm.spherical.native import kernel_for
-from lstlm.training.learner import Learner
-from lstlm.whole_pass import WholePass
+from lstlm.training.loop.learner import Learner
 
 VOCAB, m = 60, 16
 pytestmark = pytest.mark.skipif(kernel_for(torch.zeros(1)) is None, reason="the kernel was not compiled")

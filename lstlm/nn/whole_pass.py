@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lstlm.layers import Compiled, SparseEmbedding, way_for
-from lstlm.network import Network
+from lstlm.nn.layers import Compiled, SparseEmbedding, way_for
+from lstlm.nn.network import Network
 from lstlm.spherical import SphericalOutput
 from lstlm.spherical.compiled import CompiledLowRank, begin, is_compiled
 from lstlm.spherical.host import to_host

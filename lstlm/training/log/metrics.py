@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from lstlm.training.files import write_atomic
+from lstlm.training.run.files import write_atomic
 
 
 def finite_or_none(value: Any) -> Any:

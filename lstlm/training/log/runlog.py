@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lstlm.training.console import Console
-from lstlm.training.files import write_json
-from lstlm.training.metrics import MetricsFile, cut_after, finite_or_none
-from lstlm.training.tensorboard import Board
+from lstlm.training.log.console import Console
+from lstlm.training.log.metrics import MetricsFile, cut_after, finite_or_none
+from lstlm.training.log.tensorboard import Board
+from lstlm.training.run.files import write_json
 
 
 class RunLog:

@@ -9,7 +9,7 @@ from lstlm.config import Config
 from lstlm.data import Batch, Corpus, Vocabulary, evaluation_batches
 from lstlm.errors import DataError
 from lstlm.evaluation import perplexity, similarity
-from lstlm.network import Network
+from lstlm.nn.network import Network
 from lstlm.vectors import Vectors
 
 _RANK_PRODUCTS = 10**9  # multiply-adds that an evaluation may spend on ranks: about a second

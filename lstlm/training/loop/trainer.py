@@ -9,15 +9,15 @@ from typing import Any
 from lstlm.config import Config, dump_config
 from lstlm.errors import NumericsError
 from lstlm.spherical.shrink import LearningRateTooLarge
-from lstlm.training.checkpoint import Checkpoint, newest_valid, prune, save_checkpoint, step_folders
-from lstlm.training.diagnostics import Diagnostics
-from lstlm.training.files import link_atomic
-from lstlm.training.folders import CHECKPOINTS
-from lstlm.training.learner import Learner, Step
-from lstlm.training.progress import Progress
-from lstlm.training.runlog import RunLog
-from lstlm.training.schedule import Budget, decay_factor, warmup_factor
-from lstlm.training.validate import Interrupted, Validator
+from lstlm.training.log.runlog import RunLog
+from lstlm.training.loop.diagnostics import Diagnostics
+from lstlm.training.loop.learner import Learner, Step
+from lstlm.training.loop.progress import Progress
+from lstlm.training.loop.schedule import Budget, decay_factor, warmup_factor
+from lstlm.training.loop.validate import Interrupted, Validator
+from lstlm.training.run.checkpoint import Checkpoint, newest_valid, prune, save_checkpoint, step_folders
+from lstlm.training.run.files import link_atomic
+from lstlm.training.run.folders import CHECKPOINTS
 
 
 class Trainer:

@@ -7,10 +7,10 @@ from typing import Any
 from lstlm.config import Config, to_dict
 from lstlm.data import Vocabulary
 from lstlm.errors import CheckpointError, ConfigError
-from lstlm.training.checkpoint import Checkpoint, newest_valid, step_folders, tidy
-from lstlm.training.folders import CHECKPOINTS
-from lstlm.training.run import checkpoint_for
-from lstlm.training.tensorboard import flatten
+from lstlm.training.log.tensorboard import flatten
+from lstlm.training.run.checkpoint import Checkpoint, newest_valid, step_folders, tidy
+from lstlm.training.run.folders import CHECKPOINTS
+from lstlm.training.run.saved import checkpoint_for
 
 # What may change when a run goes on: its length, its logging, its rates. The rest shapes tensors or the data stream.
 _FREE = {

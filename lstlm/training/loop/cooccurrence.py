@@ -16,8 +16,8 @@ from lstlm.data import Batch, Corpus
 from lstlm.data.association import association_rows
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import CheckpointError, ConfigError
-from lstlm.training.learner import Learner, Step
-from lstlm.training.refit import Targets, sweep
+from lstlm.training.loop.learner import Learner, Step
+from lstlm.training.loop.refit import Targets, sweep
 
 
 class Sweeps:

@@ -16,19 +16,19 @@ from lstlm.config import Config, dump_config, to_dict, with_rates
 from lstlm.data import Corpus, Vocabulary
 from lstlm.distributed import Ranks
 from lstlm.errors import ConfigError
-from lstlm.training.checkpoint import newest_name, reopen, write_failure
-from lstlm.training.console import Console
-from lstlm.training.folders import CHECKPOINTS, claim
-from lstlm.training.ranked import RankLearner, RankTrainer, Votes
-from lstlm.training.resume import changed_settings, choose_checkpoint
-from lstlm.training.run import describe
-from lstlm.training.runlog import RunLog, Silence
-from lstlm.training.schedule import Budget
-from lstlm.training.shards import world_of
-from lstlm.training.signals import Interrupts
-from lstlm.training.sweeps import check_embedding, make_learner
-from lstlm.training.trainer import Trainer
-from lstlm.training.validate import Scorer, Validator
+from lstlm.training.log.console import Console
+from lstlm.training.log.runlog import RunLog, Silence
+from lstlm.training.loop.cooccurrence import check_embedding, make_learner
+from lstlm.training.loop.ranked import RankLearner, RankTrainer, Votes
+from lstlm.training.loop.schedule import Budget
+from lstlm.training.loop.signals import Interrupts
+from lstlm.training.loop.trainer import Trainer
+from lstlm.training.loop.validate import Scorer, Validator
+from lstlm.training.run.checkpoint import newest_name, reopen, write_failure
+from lstlm.training.run.folders import CHECKPOINTS, claim
+from lstlm.training.run.resume import changed_settings, choose_checkpoint
+from lstlm.training.run.saved import describe
+from lstlm.training.run.shards import world_of
 from lstlm.vectors import Vectors, write_projector
 
 PROJECTOR_WORDS = 10_000

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.layers import Compiled, HiddenLayers, Plain, SparseEmbedding, adagrad, way_for
+from lstlm.nn.layers import Compiled, HiddenLayers, Plain, SparseEmbedding, adagrad, way_for
 from lstlm.spherical.native import kernel_for
 
 compiled = pytest.mark.skipif(kernel_for(torch.zeros(1)) is None, reason="the kernel was not compiled")

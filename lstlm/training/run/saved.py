@@ -13,11 +13,11 @@ from lstlm import environment
 from lstlm.config import Config, dump_config, load_config
 from lstlm.data import Vocabulary
 from lstlm.errors import CheckpointError
-from lstlm.network import Network
-from lstlm.training.checkpoint import MANIFEST, Checkpoint, newest_valid, open_checkpoint, step_folders
-from lstlm.training.files import write_atomic, write_json
-from lstlm.training.folders import CHECKPOINTS
-from lstlm.training.shards import load_network
+from lstlm.nn.network import Network
+from lstlm.training.run.checkpoint import MANIFEST, Checkpoint, newest_valid, open_checkpoint, step_folders
+from lstlm.training.run.files import write_atomic, write_json
+from lstlm.training.run.folders import CHECKPOINTS
+from lstlm.training.run.shards import load_network
 
 
 def describe(folder: Path, config: Config, vocabulary: Vocabulary, device: torch.device) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError
-from lstlm.training.files import HashingWriter, fsync_folder, link_atomic, sha256_of
+from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic, sha256_of
 
 FORMAT = 3
 MANIFEST = "manifest.json"

@@ -1,0 +1,1 @@
+"""What stands below the output layer, and the network of all of them."""
