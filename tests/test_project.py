@@ -19,7 +19,7 @@ from lstlm.config import dump_config, load_config, parse_config
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [ROOT / "scripts/test", ROOT / "scripts/demo", ROOT / "scripts/setup.sh", ROOT / ".ci/run"]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("data/*.md")])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -7,7 +7,7 @@ from lstlm.config.schema import Config
 from lstlm.errors import ConfigError
 
 # An update shrinks W by I − 2η Hᵀdiag(dq)H, and of these losses dq goes as 1/D: the largest stable rate grows with the
-# vocabulary. The rate a word, and the most that was of use; docs/quality.md has the trials.
+# vocabulary. The rate a word, and the most that was of use; docs/archive/quality.md has the trials.
 _PER_WORD = {"z": (1 / 200, 100.0), "taylor": (1 / 200, 10.0), "spherical": (1 / 200, 0.1)}
 _BASELINES = {"softmax": 1.0, "hierarchical": 1.0, "adaptive": 1.0, "sampled": 5.0}
 
