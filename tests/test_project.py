@@ -1,10 +1,13 @@
 """What the project says about itself holds: recipes load, commands in pages exist, scripts parse, versions agree."""
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,39 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("data
 def test_every_recipe_loads(path: Path) -> None:
     config = load_config(path)
     assert parse_config(dump_config(config)) == config
+
+
+def test_a_built_package_carries_its_recipes(tmp_path: Path) -> None:
+    """As a wheel has them, without its compiled part; used in a folder that holds nothing."""
+    built, empty = tmp_path / "built", tmp_path / "empty"
+    empty.mkdir()
+    setup = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q"]
+    subprocess.run([*setup, "egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", built], cwd=ROOT, check=True)
+    listing = "import lstlm; print(lstlm.__file__); from lstlm.config import recipes; print(*recipes())"
+    environment = {**os.environ, "PYTHONPATH": str(built)}
+    done = subprocess.run(
+        [sys.executable, "-c", listing], cwd=empty, env=environment, capture_output=True, text=True, check=True
+    )
+    where, names = done.stdout.splitlines()
+    assert Path(where).is_relative_to(built)
+    assert set(names.split()) == {path.stem for path in RECIPES}
+
+
+def every_command(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            yield from every_command(child)
+
+
+def test_examples_of_help_name_recipes_that_travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {name for command in every_command(cli) for name in re.findall(r"--config (\S+)", command.epilog or "")}
+    assert {"tiny", "demo"} <= named
+    for name in named - {"mine.yaml"}:
+        load_config(name)
 
 
 def test_the_recipes_the_design_promises_are_there_and_in_the_readme() -> None:

@@ -16,14 +16,14 @@ from lstlm.cli.outcome import run_and_report
 # name → one line of help; the command is the attribute `command` of lstlm.cli.<name>
 COMMANDS = {
     "prepare": "Turn text into a vocabulary and encoded training data.",
-    "train": "Train a model described by a configuration file.",
+    "train": "Train a model described by a recipe or a configuration file.",
     "eval": "Score a run or a file of word vectors.",
     "nn": "List the nearest neighbours of a word.",
     "predict": "List the likeliest next words of a context.",
     "export": "Write word vectors for gensim, TensorBoard and others.",
     "bench": "Measure speed and learning, and draw the figures.",
     "verify": "Compare the factored layer with the naive one.",
-    "config": "Show or check a configuration file.",
+    "config": "List recipes, show or check a configuration.",
     "env": "Show versions, threads, BLAS and devices.",
 }
 
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
 EPILOGUE = """\b
 Example:
   lstlm prepare --source demo --out data/demo
-  lstlm train --config configs/demo.yaml --run runs/demo
+  lstlm train --config demo --run runs/demo
   lstlm eval simlex runs/demo
 
 Each command answers --help with its options and an example.

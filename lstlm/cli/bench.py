@@ -127,12 +127,12 @@ def model(**given: Any) -> None:
 @command.command(
     epilog="""\b
 Example:
-  lstlm bench learning --data data/demo --config configs/demo.yaml --budget 60 --seeds 3 --plot learning.png
-  lstlm bench learning --data data/demo --config configs/demo.yaml --methods gensim-sg,gensim-cbow --json learning.json
+  lstlm bench learning --data data/demo --config demo --budget 60 --seeds 3 --plot learning.png
+  lstlm bench learning --data data/demo --config demo --methods gensim-sg,gensim-cbow --json learning.json
 """
 )
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Prepared corpus that all train on.")
-@click.option("--config", "configs", type=click.Path(path_type=Path), multiple=True,
+@click.option("--config", "configs", type=click.Path(path_type=Path), multiple=True, metavar="FILE|RECIPE",
               help="Configuration to train; repeatable.")  # fmt: skip
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of all configurations.")
 @common.names_option("--methods", "none; gensim-sg, gensim-cbow")

@@ -1,4 +1,4 @@
-"""``lstlm config show`` and ``lstlm config validate``."""
+"""``lstlm config list``, ``show`` and ``validate``."""
 
 from pathlib import Path
 
@@ -8,24 +8,41 @@ from lstlm.cli.common import print_json
 
 EPILOGUE = """\b
 Example:
-  lstlm config show configs/demo.yaml --set train.batch_size=256
-  lstlm config validate configs/demo.yaml
+  lstlm config list
+  lstlm config show demo > mine.yaml                          # edit it, then: lstlm train --config mine.yaml
+  lstlm config show demo --set train.batch_size=256
+  lstlm config validate mine.yaml
 """
 _SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; repeatable.")
 
 
 @click.group("config", epilog=EPILOGUE)
 def command() -> None:
-    """Show or check a configuration file."""
+    """List recipes, show or check a configuration: a YAML file, or the name of a recipe."""
 
 
-@command.command("show", epilog="\b\nExample:\n  lstlm config show configs/demo.yaml --explain\n")
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@command.command("list", epilog="\b\nExample:\n  lstlm config list\n")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_recipes(as_json: bool) -> None:
+    """List the recipes that come with lstlm; `--config NAME` takes each by its name."""
+    from lstlm.config import recipes
+
+    found = recipes()
+    if as_json:
+        print_json(found)
+        return
+    width = max(map(len, found), default=0)
+    for name, title in found.items():
+        click.echo(f"{name:<{width}}  {title}")
+
+
+@command.command("show", epilog="\b\nExample:\n  lstlm config show demo --explain\n")
+@click.argument("file", type=click.Path(path_type=Path), required=False, metavar="[FILE|RECIPE]")
 @_SET
 @click.option("--explain", is_flag=True, help="Put each key's meaning above it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of YAML.")
 def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: bool) -> None:
-    """Print FILE with every default filled in; without FILE, the defaults.
+    """Print a FILE or RECIPE with every default filled in; without one, the defaults.
 
     What is printed loads back to the same configuration.
     """
@@ -41,8 +58,8 @@ def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: 
         click.echo(dump_config(config, explain=explain), nl=False)
 
 
-@command.command("validate", epilog="\b\nExample:\n  lstlm config validate configs/*.yaml\n")
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
+@command.command("validate", epilog="\b\nExample:\n  lstlm config validate mine.yaml demo\n")
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|RECIPE...")
 @_SET
 def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Check each FILE; list everything that is wrong and leave with 2, or say that it is valid."""

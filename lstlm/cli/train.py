@@ -20,11 +20,11 @@ CORPUS_ALONE = "train: {batch_size: 512}"
 
 EPILOGUE = """\b
 Example:
-  lstlm train --config configs/tiny.yaml --run runs/tiny
+  lstlm train --config tiny --run runs/tiny
   lstlm train --set data.dir=data/mine --run runs/mine
-  lstlm train --config configs/tiny.yaml --run runs/tiny --resume auto --set train.max_epochs=4
+  lstlm train --config tiny --run runs/tiny --resume auto --set train.max_epochs=4
   tensorboard --logdir runs
-  torchrun --standalone --nproc-per-node 2 -m lstlm train --config configs/tiny.yaml --run-folder runs/two
+  torchrun --standalone --nproc-per-node 2 -m lstlm train --config tiny --run-folder runs/two
 
 Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second one exits at once.
 """
@@ -35,7 +35,9 @@ Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second 
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="Configuration file (YAML). May be left out when a run is resumed, or with --set data.dir=DIR: all defaults.",
+    metavar="FILE|RECIPE",
+    help="A YAML file, or a recipe by name (see `lstlm config list`). May be left out when a run is resumed, or with "
+    "--set data.dir=DIR: all defaults.",
 )
 @click.option(
     "--set",
@@ -146,7 +148,7 @@ def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | 
     if resume not in (None, "auto"):
         return run_of(Path(str(resume)))
     if config_path is None:
-        raise ConfigError("--config: missing; give a configuration file, e.g. --config configs/tiny.yaml")
+        raise ConfigError("--config: missing; give a recipe or a configuration file, e.g. --config tiny")
     newest = newest_run(config_path) if resume == "auto" else None
     return newest or default_folder(config_path)
 
@@ -158,7 +160,7 @@ def _corpus_alone(folder: Path | None, overrides: tuple[str, ...]) -> tuple[Path
 
     if not any(override.replace(" ", "").startswith("data.dir=") for override in overrides):
         raise ConfigError(
-            "--config: missing; give a configuration file, e.g. --config configs/tiny.yaml, "
+            "--config: missing; give a recipe or a configuration file, e.g. --config tiny, "
             "or a corpus alone: --set data.dir=data/demo"
         )
     config = parse_config(CORPUS_ALONE, "defaults", overrides)

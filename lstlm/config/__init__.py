@@ -2,6 +2,7 @@
 
 from lstlm.config.rates import output_rate, with_rates
 from lstlm.config.reader import load_config, parse_config
+from lstlm.config.recipe_files import recipes
 from lstlm.config.schema import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
 from lstlm.config.writer import dump_config, to_dict
 
@@ -16,6 +17,7 @@ __all__ = [
     "load_config",
     "output_rate",
     "parse_config",
+    "recipes",
     "to_dict",
     "with_rates",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lstlm.config import strict_yaml
+from lstlm.config.recipe_files import find_recipe, recipes
 from lstlm.config.rules import broken_rules
 from lstlm.config.schema import LARGEST_INT, Config
 from lstlm.config.strict_yaml import INTEGER, NUMBER, Mapping, Scalar, Value
@@ -42,15 +43,25 @@ class Problems:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, then apply ``overrides`` (``"section.key=value"``); ConfigError lists everything wrong."""
+    """Read a YAML file, or a recipe by its name; then apply ``overrides`` (``"section.key=value"``).
+
+    ConfigError lists everything that is wrong.  A file is taken before a recipe of the same name.
+    """
     path = Path(path)
+    recipe = None if path.is_file() else find_recipe(path)
+    try:
+        return parse_config(_read(recipe or path).decode("utf-8-sig"), str(path), overrides)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); give a YAML configuration file") from None
+
+
+def _read(path: Path) -> bytes:
+    """Return the bytes of a configuration file, or say why there are none."""
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, _yaml_files(path.parent), n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "give the path of a YAML file"
-        raise ConfigError(f"{path}: no such file; {hint}") from None
+        raise ConfigError(f"{path}: no such file; {_instead_of(path)}") from None
     except IsADirectoryError:
         inside = path / "config.yaml"
         hint = f"did you mean {inside}?" if inside.is_file() else "give the path of a YAML file"
@@ -60,10 +71,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path}: cannot be read: {reason}") from None
     if len(raw) > LARGEST_FILE:
         raise ConfigError(f"{path}: larger than {LARGEST_FILE} bytes; give a YAML configuration file")
-    try:
-        return parse_config(raw.decode("utf-8-sig"), str(path), overrides)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); give a YAML configuration file") from None
+    return raw
+
+
+def _instead_of(path: Path) -> str:
+    """Return a remedy for a file that is not there: a near one beside it, else a near recipe."""
+    if near := difflib.get_close_matches(path.name, _yaml_files(path.parent), n=1):
+        return f"did you mean {path.parent / near[0]}?"
+    if near := difflib.get_close_matches(path.stem, recipes(), n=1, cutoff=0.75):
+        return f"did you mean the recipe {near[0]}?"
+    return "give the path of a YAML file, or the name of a recipe (`lstlm config list`)"
 
 
 def _yaml_files(folder: Path) -> list[str]:

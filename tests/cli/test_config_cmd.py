@@ -1,4 +1,4 @@
-"""``lstlm config show`` and ``lstlm config validate``."""
+"""``lstlm config list``, ``show`` and ``validate``."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lstlm.cli import cli
-from lstlm.config import Config, load_config, parse_config, to_dict
+from lstlm.config import Config, load_config, parse_config, recipes, to_dict
 
 
 def run(*arguments: str) -> Result:
@@ -62,3 +62,44 @@ def test_wrong_input_is_exit_2_and_one_line(arguments: list[str]) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("lstlm: error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_every_recipe_is_listed_with_one_line_and_found_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = dict(line.split(maxsplit=1) for line in run("list").stdout.splitlines())
+    assert listed == recipes() == json.loads(run("list", "--json").stdout)
+    assert {"demo", "tiny"} <= set(listed)
+    for name, title in listed.items():
+        assert 20 < len(title) <= 100 and title.endswith("."), f"{name}: the first line should say what it trains"
+        assert parse_config(run("show", name).stdout) == load_config(name)
+
+
+def test_a_file_comes_before_the_recipe_of_its_name_and_a_folder_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").write_text("train: {seed: 77}\n")
+    assert load_config("demo").train.seed == 77
+    Path("demo").unlink()
+    Path("demo").mkdir()
+    assert load_config("demo").train.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("configs/demo.yaml", "did you mean the recipe demo?"),
+        ("demoo", "did you mean the recipe demo?"),
+        ("../demo", "did you mean the recipe demo?"),
+        ("nothing-like-it", "or the name of a recipe (`lstlm config list`)"),
+    ],
+)
+def test_a_missing_file_is_told_of_the_recipes(
+    name: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("show", name)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"lstlm: error: {name}: no such file; ") and result.stderr.endswith(f"{remedy}\n")

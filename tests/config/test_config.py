@@ -203,7 +203,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     cases = {
         tmp_path: f"{tmp_path}: is a folder, not a file; did you mean {tmp_path}/config.yaml?",
         tmp_path / "god.yaml": f"{tmp_path}/god.yaml: no such file; did you mean {good}?",
-        tmp_path / "a" / "b.yaml": f"{tmp_path}/a/b.yaml: no such file; give the path of a YAML file",
+        tmp_path / "a" / "b.yaml": f"{tmp_path}/a/b.yaml: no such file; give the path of a YAML file, "
+        "or the name of a recipe (`lstlm config list`)",
         good / "x": f"{good}/x: cannot be read: Not a directory",
         binary: f"{binary}: not UTF-8 text (byte 0); give a YAML configuration file",
         large: f"{large}: larger than 1000000 bytes; give a YAML configuration file",
