@@ -1,13 +1,18 @@
 """Language models with a full, huge output vocabulary: exact gradients at a cost that does not depend on its size.
 
-The library in one line: ``from lstlm import SphericalOutput``.  Names are resolved on first use, so that
-``import lstlm`` (and with it ``lstlm --help``) does not pay for torch.
+    run = lstlm.load("runs/x")                  # use a trained model: run.most_similar("water"), run.generate("the")
+    run = lstlm.train("demo", data="data/mine")
+    head = lstlm.SphericalOutput(300, 800_000)  # an output layer for your own model
+
+Names are resolved on first use, so that ``import lstlm`` (and with it ``lstlm --help``) does not pay for torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lstlm.api import Corpus, Run, Vectors, load, load_vectors, prepare, train
+    from lstlm.errors import CheckpointError, ConfigError, DataError, LstlmError, NumericsError, UnknownWord
     from lstlm.spherical import (
         CustomLoss,
         DenseSphericalOutput,
@@ -22,22 +27,41 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "Corpus",
     "CustomLoss",
+    "DataError",
     "DenseSphericalOutput",
+    "LstlmError",
+    "NumericsError",
+    "Run",
     "SphericalOutput",
     "SphericalSoftmax",
     "SquaredError",
     "TaylorSoftmax",
+    "UnknownWord",
+    "Vectors",
     "ZLoss",
     "__version__",
+    "load",
+    "load_vectors",
     "make_loss",
+    "prepare",
+    "train",
 ]
+
+_ROOMS = {  # where a public name lives; all others in spherical
+    "api": {"Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train"},
+    "errors": {"CheckpointError", "ConfigError", "DataError", "LstlmError", "NumericsError", "UnknownWord"},
+}
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from ``lstlm.spherical`` when it is first asked for (PEP 562)."""
+    """Import a public name from its room when it is first asked for (PEP 562)."""
     if name in __all__:
-        return getattr(import_module("lstlm.spherical"), name)
+        room = next((room for room, names in _ROOMS.items() if name in names), "spherical")
+        return getattr(import_module(f"lstlm.{room}"), name)
     raise AttributeError(f"module 'lstlm' has no attribute {name!r}; public names: {', '.join(__all__)}")
 
 

@@ -7,10 +7,16 @@ class LstlmError(Exception):
     exit_code = 1
 
 
-class ConfigError(LstlmError):
+class ConfigError(LstlmError, ValueError):
     """A wrong flag, argument or configuration value."""
 
     exit_code = 2
+
+
+class UnknownWord(ConfigError, KeyError):
+    """A word without a vector."""
+
+    __str__ = Exception.__str__  # a KeyError would print its message in quotes
 
 
 class DataError(LstlmError):

@@ -60,14 +60,10 @@ def command(
 
 
 def _answer(vectors: "Vectors", query: str, count: int) -> dict[str, Any]:
-    row = vectors.row(query, "prefer")
-    if row is None:
-        near = vectors.suggestions(query)
-        raise ConfigError(f"{query!r} has no vector" + (f"; near spellings: {', '.join(near)}" if near else ""))
-    found = vectors.words[row]
+    found = vectors.words[vectors.find(query)]
     if found != query:
         say(f"{query!r} has no vector; using {found!r}")
-    neighbours = [{"word": word, "cosine": cosine} for word, cosine in vectors.neighbours([row], count)[0]]
+    neighbours = [{"word": word, "cosine": cosine} for word, cosine in vectors.most_similar(found, k=count)]
     return {"query": query, "word": found, "neighbours": neighbours}
 
 

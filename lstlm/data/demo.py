@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lstlm.data.inputs import OnBytes, TextInput
+from lstlm.data.inputs import OnBytes, TextInput, TextReader
 from lstlm.data.tokenise import tokenise_text
 from lstlm.data.wikitext import read_articles
 from lstlm.errors import DataError
@@ -74,20 +74,6 @@ PIECES = (
 )
 
 
-class _TextReader:
-    """Makes a file of a stream of texts."""
-
-    def __init__(self, texts: Iterator[str], on_bytes: OnBytes) -> None:
-        self._texts, self._on_bytes, self._left = texts, on_bytes, b""
-
-    def read(self, size: int, /) -> bytes:
-        while len(self._left) < size and (text := next(self._texts, None)) is not None:
-            self._left += text.encode()
-        data, self._left = self._left[:size], self._left[size:]
-        self._on_bytes(len(data))
-        return data
-
-
 @dataclass
 class DemoSource:
     """All pieces that are installed."""
@@ -112,7 +98,7 @@ class DemoSource:
             if digest != piece.sha256:
                 self.notes.append(f"the text of {piece.package} is not that of {piece.version}: figures will differ")
             texts = (tokenise_text(text).lower() for path in files for text in piece.read(path))
-            yield TextInput(piece.package, "train", _TextReader(texts, on_bytes))
+            yield TextInput(piece.package, "train", TextReader(texts, on_bytes))
             self.records.append({"name": piece.pattern, "part": "train", "bytes": size, "sha256": digest})
 
 

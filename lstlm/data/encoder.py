@@ -97,12 +97,12 @@ class BlockEncoder:
             first_invalid = error.start
             text = data.decode(errors="replace")
             invalid = text.count("�") - data.count("�".encode())  # those that were there before are no fault
-        if options.lowercase:
-            text = text.lower()
         if options.tokenise == "simple":
             text = tokenise_text(text) or "\n"
         elif not invalid and not options.lowercase:
             return data, 0, 0
+        if options.lowercase:
+            text = text.lower()  # last: capitals tell where a sentence begins
         return text.encode(), invalid, first_invalid
 
     def _write(self, part: str, ids: NDArray[np.int32], sentence_ends: NDArray[np.int64]) -> int:

@@ -103,6 +103,28 @@ class CappedReader:
         return data
 
 
+class TextReader:
+    """Makes a file of a stream of texts."""
+
+    def __init__(self, texts: Iterator[str], on_bytes: OnBytes | None = None) -> None:
+        self._texts, self._on_bytes = texts, on_bytes
+        self._left = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        pieces, length = [self._left], len(self._left)
+        while (size < 0 or length < size) and (text := next(self._texts, None)) is not None:
+            pieces.append(
+                text.encode(errors="surrogatepass")
+            )  # half a character is found and told where bytes are read
+            length += len(pieces[-1])
+        data = b"".join(pieces)
+        size = length if size < 0 else size
+        data, self._left = data[:size], data[size:]
+        if self._on_bytes is not None:
+            self._on_bytes(len(data))
+        return data
+
+
 def unpack(file: HashingReader, name: str, cap: int, kind: str | None = None) -> CappedReader:
     """Return the text of a file, unpacked by the ending of its name (or of `kind`)."""
     raw: Any = file

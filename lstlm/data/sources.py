@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any, cast
 
 from lstlm.data.demo import DemoSource
-from lstlm.data.inputs import MAX_BYTES, FileSource, TextSource
+from lstlm.data.inputs import MAX_BYTES, FileSource, HashingReader, OnBytes, TextInput, TextReader, TextSource
 from lstlm.data.onebillion import open_one_billion
 from lstlm.errors import ConfigError, DataError
+
+
+@dataclass
+class SentenceSource:
+    """Sentences of a Python program, read once: each a text, or a sequence of words."""
+
+    sentences: Iterable[str | Sequence[str]]
+    name: str = "sentences"
+    total_bytes: int | None = None
+    has_validation: bool = False
+    notes: list[str] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]:
+        raw = HashingReader(cast(IO[bytes], TextReader(self._lines())), on_bytes)
+        yield TextInput(self.name, "train", raw)
+        self.records.append({"name": self.name, "part": "train", "bytes": raw.size, "sha256": raw.sha256})
+
+    def _lines(self) -> Iterator[str]:
+        for number, sentence in enumerate(self.sentences, 1):
+            words = [sentence] if isinstance(sentence, str) else sentence
+            if not (isinstance(words, Sequence) and all(isinstance(word, str) for word in words)):
+                raise DataError(f"sentence {number}: a text or a sequence of words is needed, not {sentence!r:.60}")
+            yield " ".join(words).replace("\n", " ") + "\n"  # one line a sentence
 
 
 def open_source(

@@ -105,6 +105,18 @@ def evaluate(
     )
 
 
+@torch.no_grad()
+def word_log_probs(network: Network, batches: Iterable[Batch]) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """The log-probability of the target of each example of `batches`, (n,), for a normalised layer."""
+    device = next(chain(network.parameters(), network.buffers())).device
+    found = [np.zeros(0)]
+    for batch in batches:
+        h = network.encode(torch.as_tensor(batch.context, device=device))
+        scores = network.head.log_prob(h, torch.as_tensor(batch.target_ids, device=device))
+        found.append(scores.double().cpu().numpy())
+    return np.concatenate(found)
+
+
 class _Sums:
     """Running totals in float64, on the host."""
 

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from lstlm.data import Vocabulary
 from lstlm.errors import ConfigError
 from lstlm.nn.network import Network
 
 GAP = "_"
+_BLOCK = 1 << 16  # words whose probabilities are computed at a time
 
 
 def is_lowercase(vocabulary: Vocabulary) -> bool:
@@ -66,8 +69,7 @@ class Predictor:
     def predict(self, context: list[int], count: int) -> dict[str, Any]:
         """The `count` best words with score and, where defined, probability. <s> is left out: it never follows."""
         network, words = self._network, self._vocabulary.words
-        device = network.input_vectors().device
-        h = network.encode(torch.tensor([context], dtype=torch.int64, device=device))
+        h = self._encode_context(context)
         k = min(count + 1, len(words))
         scores, ids = network.head.topk(h, k)
         chances = [None] * k
@@ -79,3 +81,42 @@ class Predictor:
             if at != self._vocabulary.bos_id
         ]
         return {"context": [words[at] for at in context], "predictions": entries[:count]}
+
+    def generate(self, text: str, words: int, *, temperature: float = 1.0, seed: int | None = None) -> list[str]:
+        """Up to `words` words that go on from `text` (from a sentence's start if it is empty), until a sentence ends.
+
+        Each is drawn from p(word | context)^(1/temperature), renormalised over all words but <unk> and <s>; temperature
+        0 takes the best one, with or without probabilities. The same seed draws the same words. O(D·hidden) a word.
+        """
+        if self._kind != "previous":
+            raise ConfigError(f"a run of context_kind {self._kind} does not predict the next word: it cannot go on")
+        if not 0 <= temperature < float("inf"):
+            raise ConfigError(f"temperature {temperature}: at least 0, which always takes the best word, and finite")
+        if temperature > 0 and not self._network.head.normalised:
+            raise ConfigError("the loss of this run defines no probabilities to draw from; use temperature 0")
+        known, random = self._vocabulary, np.random.default_rng(seed)
+        context = self.read(text)[0] if text.strip() else [known.bos_id] * self._context
+        found: list[str] = []
+        while len(found) < words and (word := self._next(context, temperature, random)) != known.eos_id:
+            context = [*context[1:], word]
+            found.append(known.words[word])
+        return found
+
+    @torch.no_grad()
+    def _next(self, context: list[int], temperature: float, random: np.random.Generator) -> int:
+        head, known = self._network.head, self._vocabulary
+        h = self._encode_context(context)
+        if temperature == 0:
+            best = head.topk(h, 3)[1][0].tolist()
+            return int(next(word for word in best if word not in (known.unk_id, known.bos_id)))
+        ids = torch.arange(len(known), device=h.device)
+        log_p = (
+            torch.cat([head.log_prob(h, block[None])[0] for block in torch.split(ids, _BLOCK)]).double().cpu().numpy()
+        )
+        log_p[[known.unk_id, known.bos_id]] = -np.inf
+        sums = np.cumsum(np.exp((log_p - log_p.max()) / temperature))
+        return int(np.searchsorted(sums, random.random() * sums[-1], side="right"))
+
+    def _encode_context(self, context: list[int]) -> Tensor:
+        device = self._network.input_vectors().device
+        return self._network.encode(torch.tensor([context], dtype=torch.int64, device=device))

@@ -1,12 +1,12 @@
 """Word vectors: one class for a trained run's table and for any vector file; look-up, cosine, nearest neighbours."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import ConfigError, DataError, UnknownWord
 from lstlm.vectors.npy import is_npy, read_npy
 from lstlm.vectors.readers import Keep, Matrix, read_rows
 from lstlm.vectors.spelling import near_spellings
@@ -18,7 +18,12 @@ _FEW_QUERIES = 4
 
 
 class Vectors:
-    """Words and their vectors: words[i] has row matrix[i], (n,d). It may be memory-mapped; it is never changed."""
+    """Words and their vectors: words[i] has row matrix[i], (n,d). It may be memory-mapped; it is never changed.
+
+    vectors["water"]                                                # (d,)
+    vectors.most_similar("water")                                   # [("pollution", 0.56), …]
+    vectors.most_similar(["king", "woman"], negative=["man"])
+    """
 
     def __init__(
         self,
@@ -37,6 +42,13 @@ class Vectors:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.index
+
+    def __getitem__(self, word: str) -> Matrix:
+        """The vector of a word, (d,), in this very spelling; UnknownWord, a KeyError, where there is none."""
+        return np.array(self.matrix[self.find(word, "exact")])
 
     @property
     def dim(self) -> int:
@@ -62,6 +74,14 @@ class Vectors:
         found = self.index.get(word)
         return self.folded.get(word.upper()) if found is None and case == "prefer" else found
 
+    def find(self, word: str, case: str = "prefer") -> int:
+        """The row of a word; UnknownWord, with near spellings, where there is none."""
+        row = self.row(word, case)
+        if row is None:
+            near = self.suggestions(word)
+            raise UnknownWord(f"{word!r} has no vector" + (f"; near spellings: {', '.join(near)}" if near else ""))
+        return row
+
     def suggestions(self, word: str, limit: int = 3) -> list[str]:
         """Near spellings of an unknown word."""
         return near_spellings(word, self.index, limit)
@@ -75,14 +95,22 @@ class Vectors:
         cosines: Matrix = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
         return cosines
 
-    def neighbours(self, rows: Sequence[int], k: int) -> list[list[tuple[str, float]]]:
-        """The k words of highest cosine to each given row, itself left out."""
-        queries = np.asarray(self.matrix[np.asarray(rows, dtype=np.int64)], dtype=np.float32)
-        scores, ids = nearest(self.matrix, queries, k + 1)
-        return [
-            [(self.words[int(i)], float(s)) for s, i in zip(scores[q], ids[q], strict=True) if i != row][:k]
-            for q, row in enumerate(rows)
-        ]
+    def most_similar(
+        self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10
+    ) -> list[tuple[str, float]]:
+        """The k words of highest cosine to Σ positive − Σ negative, each word's vector scaled to length 1 first.
+
+        The words asked about are left out. A word is taken as it is written, else without regard to case.
+        """
+        added, taken = ([words] if isinstance(words, str) else list(words) for words in (positive, negative))
+        rows = [self.find(word) for word in (*added, *taken)]
+        if not rows:
+            raise ConfigError("most_similar: no word was given; name at least one")
+        signs = np.repeat([1.0, -1.0], [len(added), len(taken)]).astype(np.float32)
+        query = signs @ unit_rows(np.asarray(self.matrix[rows], dtype=np.float32))
+        scores, ids = nearest(self.matrix, query[None], k + len(set(rows)))
+        found = zip(ids[0].tolist(), scores[0].tolist(), strict=True)
+        return [(self.words[row], score) for row, score in found if row not in rows][:k]
 
 
 def nearest(matrix: Matrix, queries: Matrix, k: int) -> tuple[Matrix, Matrix]:

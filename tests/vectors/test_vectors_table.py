@@ -36,14 +36,14 @@ def test_nearest_takes_any_float_layout(dtype: type, order: str) -> None:
 
 def test_k_beyond_the_vocabulary_and_zero_vectors() -> None:
     vectors = Vectors(["a", "b", "zero"], np.array([[1, 0], [1, 1], [0, 0]], dtype=np.float32))
-    assert [word for word, _ in vectors.neighbours([0], 99)[0]] == ["b", "zero"]
-    assert vectors.neighbours([2], 2) == [[("a", 0.0), ("b", 0.0)]]
+    assert [word for word, _ in vectors.most_similar("a", k=99)] == ["b", "zero"]
+    assert vectors.most_similar("zero", k=2) == [("a", 0.0), ("b", 0.0)]
     assert vectors.cosines([0, 0], [1, 2]).tolist() == [pytest.approx(0.5**0.5), 0.0]
 
 
 def test_a_word_is_not_its_own_neighbour_even_among_equals() -> None:
     vectors = Vectors(list("abcd"), np.ones((4, 3), dtype=np.float32))
-    assert sorted(word for word, _ in vectors.neighbours([2], 3)[0]) == ["a", "b", "d"]
+    assert sorted(word for word, _ in vectors.most_similar("c", k=3)) == ["a", "b", "d"]
 
 
 def test_values_that_are_not_finite_are_named() -> None:

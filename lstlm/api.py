@@ -1,0 +1,261 @@
+"""The library on a postcard: prepare a corpus, train a model, use what was trained.
+
+    corpus = lstlm.prepare("news.txt", "data/news", tokenise="simple", lowercase=True, min_count=5)
+    run = lstlm.train("lm-taylor", data=corpus, run="runs/news")    # or run = lstlm.load("runs/news")
+    run.most_similar("water")                                       # [("pollution", 0.56), …]
+    run.most_similar(positive=["king", "woman"], negative=["man"])
+    run.vectors["water"]                                            # a row of numbers
+    run.log_prob("the president of the united states")
+    run.perplexity(open("held-out.txt"))
+    run.generate("the president of", words=10, seed=1)
+
+What goes wrong is said in one line by a `ConfigError` (a ValueError), a `DataError` or another `LstlmError`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lstlm.config import Config, dump_config, load_config, parse_config
+from lstlm.data import Corpus, Split, Vocabulary, evaluation_batches
+from lstlm.data.corpus import ID_DTYPE
+from lstlm.data.encoder import TextOptions
+from lstlm.data.inputs import TextSource
+from lstlm.data.prepare import PrepareOptions
+from lstlm.data.prepare import prepare as prepare_corpus
+from lstlm.data.sources import SentenceSource, open_source
+from lstlm.errors import ConfigError, DataError
+from lstlm.evaluation.embeddings import word_vectors
+from lstlm.evaluation.perplexity import evaluate, word_log_probs
+from lstlm.evaluation.prediction import Predictor, is_lowercase
+from lstlm.nn.network import Network
+from lstlm.training.run.folders import default_folder
+from lstlm.training.run.saved import LoadedRun, load_run
+from lstlm.training.run.session import train as train_run
+from lstlm.training.run.session import use_device
+from lstlm.vectors import Vectors, load_vectors
+
+__all__ = ["Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train"]
+
+
+class Run:
+    """A trained model with its words: `lstlm.load("runs/x")`.
+
+    folder      where it was trained
+    config      all settings of the run
+    vocabulary  its words and their counts
+    network     the model, a torch module in evaluation mode; `network.head` is the output layer
+    step        how many updates it has seen
+    """
+
+    def __init__(self, loaded: LoadedRun) -> None:
+        self.folder: Path = loaded.folder
+        self.config: Config = loaded.config
+        self.vocabulary: Vocabulary = loaded.vocabulary
+        self.network: Network = loaded.network
+        self.step: int = loaded.step
+
+    def __repr__(self) -> str:
+        return f"<lstlm run {self.folder}: {len(self.vocabulary):,} words, step {self.step:,}>"
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The word vectors: `run.vectors["water"]`, `"water" in run.vectors`, `run.vectors.matrix` (words, length)."""
+        return self.word_vectors()
+
+    def word_vectors(self, which: str = "input") -> Vectors:
+        """Return the embeddings (`input`), the weights of the output layer (`output`), or their `sum`."""
+        return word_vectors(self.network, self.vocabulary.words, which, self.vocabulary.counts.tolist())
+
+    def most_similar(
+        self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10
+    ) -> list[tuple[str, float]]:
+        """Return the k words nearest to a word, or to a sum and difference of words, with their cosines.
+
+        king − man + woman is `most_similar(positive=["king", "woman"], negative=["man"])`.
+        """
+        return self.vectors.most_similar(positive, negative, k)
+
+    def predict(self, text: str, k: int = 10) -> list[tuple[str, float]]:
+        """Return the k likeliest next words with their probabilities, or with scores where the loss has none."""
+        predictor = self._predictor
+        entries = predictor.predict(predictor.read(text)[0], k)["predictions"]
+        key = "probability" if self.network.head.normalised else "score"
+        return [(entry["word"], entry[key]) for entry in entries]
+
+    def generate(self, prompt: str = "", words: int = 20, *, temperature: float = 1.0, seed: int | None = None) -> str:
+        """Return the prompt with up to `words` words after it, drawn one by one, until the sentence ends.
+
+        The same seed draws the same words. A temperature below 1 prefers likely words; 0 takes the likeliest.
+        """
+        found = self._predictor.generate(prompt, words, temperature=temperature, seed=seed)
+        return " ".join([prompt, *found] if prompt else found)
+
+    def log_prob(self, sentence: str) -> float:
+        """Return ln p(sentence), its end included: Σ ln p(word | words before)."""
+        return sum(score for _, score in self.word_log_probs(sentence))
+
+    def word_log_probs(self, sentence: str) -> list[tuple[str, float]]:
+        """Return each word of the sentence, and </s>, with its log-probability given the words before it.
+
+        A word outside the vocabulary has the probability of <unk>, and is returned as that.
+        """
+        if self.config.data.context_kind != "previous":
+            kind = self.config.data.context_kind
+            raise ConfigError(f"a run of context_kind {kind} gives no probability of a sentence; train one of previous")
+        self._need_probabilities()
+        split = self._encode([sentence])
+        if split.sentences != 1:
+            raise ConfigError(f"{split.sentences} sentences where one is needed; perplexity takes a whole text")
+        scores = word_log_probs(self.network, self._batches(split))
+        words = self.vocabulary.decode(split.ids.tolist())
+        return list(zip(words, scores.tolist(), strict=True))
+
+    def perplexity(self, text: str | Iterable[str]) -> float:
+        """Return exp(−mean log p) over all words and sentence ends of a text, or of lines such as an open file's."""
+        self._need_probabilities()
+        result = evaluate(self.network, self._batches(self._encode(text)), rank_examples=0)
+        assert result.perplexity is not None  # there are probabilities
+        return result.perplexity
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        data = self.config.data
+        return Predictor(self.network, self.vocabulary, context=data.context, kind=data.context_kind)
+
+    def _need_probabilities(self) -> None:
+        if self.config.data.context_kind == "cooccurrence":
+            raise ConfigError("a run of context_kind cooccurrence scores pairs of words, not text")
+        if not self.network.head.normalised:
+            raise ConfigError(
+                f"output.loss {self.config.output.loss} defines no probabilities; train with taylor or spherical, "
+                "or another output.kind"
+            )
+
+    def _sentences(self, text: str) -> list[list[str]]:
+        """Return the words of each sentence of a text as the training text was read: where text becomes words."""
+        lines = (text.lower() if self._lower else text).split("\n")
+        return [words for line in lines if (words := line.split())]
+
+    @cached_property
+    def _lower(self) -> bool:
+        return is_lowercase(self.vocabulary)
+
+    def _encode(self, text: str | Iterable[str]) -> Split:
+        """Return the ids of a text, each sentence ended by </s>."""
+        known, lines = self.vocabulary, [text] if isinstance(text, str) else text
+        ids = [np.append(known.encode(words), known.eos_id) for line in lines for words in self._sentences(line)]
+        if not ids:
+            raise DataError("the text holds no words")
+        return Split.from_ids("the text", np.concatenate(ids).astype(ID_DTYPE))
+
+    def _batches(self, split: Split) -> Any:
+        data = self.config.data
+        size = max(self.config.train.batch_size, 256)
+        return evaluation_batches(split, self.vocabulary, context=data.context, kind=data.context_kind, batch_size=size)
+
+
+def load(path: str | Path, *, device: str = "cpu") -> Run:
+    """Load the last checkpoint of a run folder, or the checkpoint at `path`."""
+    return Run(load_run(Path(path), device=use_device(device, None)))
+
+
+def prepare(
+    source: str | Path | Iterable[str | Path | Sequence[str]],
+    out: str | Path,
+    *,
+    tokenise: str = "none",
+    lowercase: bool = False,
+    min_count: int = 1,
+    max_vocab: int | None = None,
+    valid_fraction: float = 0.01,
+    force: bool = False,
+) -> Corpus:
+    """Turn text into a corpus in the folder `out`, as `lstlm prepare` does, and open it.
+
+    source          a file, folder, glob, "demo" or "1b"; several `Path`s; or an iterable of sentences, each a string or
+                    a sequence of words, which is read once and may be a generator
+    tokenise        "simple" cuts raw text into sentences and words; "none": words stand between blanks, one sentence a
+                    line
+    lowercase       lower-case the text
+    min_count       leave out rarer words
+    max_vocab       keep the commonest so many words, <unk>, <s> and </s> included
+    valid_fraction  share of the sentences kept for validation
+    force           replace a corpus that is there
+    """
+    text = TextOptions(lowercase, tokenise)
+    options = PrepareOptions(min_count=min_count, max_vocab=max_vocab, valid_fraction=valid_fraction, text=text)
+    prepare_corpus(_source(source), Path(out), options, force=force)
+    return Corpus.open(Path(out), verify=False)
+
+
+def _source(source: str | Path | Iterable[Any]) -> TextSource:
+    if isinstance(source, str | Path):
+        return open_source([str(source)])
+    if isinstance(source, Sequence) and source and all(isinstance(item, Path) for item in source):
+        return open_source([str(path) for path in source])
+    if not isinstance(source, Iterable):
+        raise ConfigError(f"source {source!r:.60}: a path, several Paths, or an iterable of sentences is needed")
+    return SentenceSource(source)
+
+
+def train(
+    config: Config | Mapping[str, Any] | str | Path,
+    *,
+    data: Corpus | str | Path | None = None,
+    run: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: str | None = None,
+    force: bool = False,
+    device: str = "cpu",
+    threads: int | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train as `lstlm train` does, and load what was trained.
+
+    config    a recipe by name ("demo"), a YAML file, sections in a dict ({"model": {"embedding": 100}}), or a `Config`
+    data      the corpus; takes the place of data.dir
+    run       the run folder; by default runs/<config>-<time>
+    settings  single keys to change: {"train.max_minutes": 1}
+    resume    "auto" continues the run from its newest checkpoint; a path, from that one
+    force     start anew in a folder that holds a run
+    device    where to compute: "cpu", "cuda", "cuda:1", …
+    threads   how many threads; None leaves torch's number
+    quiet     nothing on stderr
+
+    Ctrl-C finishes the step, saves, and then raises KeyboardInterrupt; `resume="auto"` goes on from there.
+    """
+    changes = dict(settings or {})
+    if data is not None:
+        changes["data.dir"] = str(data.folder if isinstance(data, Corpus) else data)
+    chosen, name = _config(config, [f"{key}={_yaml(value)}" for key, value in changes.items()])
+    folder = default_folder(Path(name)) if run is None else Path(run)
+    place = use_device(device, threads)
+    summary = train_run(chosen, folder, resume=resume, device=place, force=force, quiet=quiet)
+    if summary.signal is not None:
+        stopped = KeyboardInterrupt if summary.signal == signal.SIGINT else SystemExit
+        raise stopped(128 + summary.signal)
+    return Run(load_run(folder, device=place))
+
+
+def _config(config: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> tuple[Config, str]:
+    """Return the checked configuration and a name for its run."""
+    if isinstance(config, str | Path):
+        return load_config(config, overrides), Path(config).stem
+    text = dump_config(config) if isinstance(config, Config) else _yaml(config)
+    return parse_config(text, "config", overrides), "run"
+
+
+def _yaml(value: Any) -> str:
+    """Return a Python value as YAML (of which JSON is a part), so that settings from Python pass a file's checks."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"settings: {error}; use plain numbers, strings, lists and dicts") from None
