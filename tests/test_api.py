@@ -221,7 +221,7 @@ def test_training_by_recipe_config_and_resumption(corpus: lstlm.Corpus, tmp_path
         ({"model": {"embeding": 8}}, {}, "did you mean model.embedding"),
         ({}, {"train.max_steps": -1}, "out of range"),
         ({}, {"train.seed": object()}, "settings: .* use plain numbers"),
-        ("no-such-recipe", {}, "no-such-recipe"),
+        ("no-such-recipe", {}, "no-such-recipe: no such file"),
     ],
 )
 def test_wrong_settings_are_value_errors(config: object, settings: dict[str, object], message: str) -> None:
