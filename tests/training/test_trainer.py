@@ -14,6 +14,7 @@ from lstlm.errors import NumericsError
 from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.progress import Progress
 from lstlm.training.loop.validate import Validator
+from lstlm.training.run.background import CheckpointWriter
 from lstlm.training.run.checkpoint import step_folders
 from lstlm.training.run.saved import load_run
 from tests.training.harness import Cli, figures, fingerprint, status
@@ -240,16 +241,14 @@ def test_minutes_that_end_during_a_checkpoint_are_found_spent(
     lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock runs out while step 10 is being saved: the checkpoint is written once more, with the true time."""
-    from lstlm.training.loop import trainer
+    save = CheckpointWriter.save
 
-    save = trainer.save_checkpoint
-
-    def slow(root: Path, step: int, *rest: Any) -> Path:
+    def slow(self: CheckpointWriter, step: int, *rest: Any, **named: Any) -> None:
         if step == 10:
             time.sleep(2.5)
-        return save(root, step, *rest)
+        save(self, step, *rest, **named)
 
-    monkeypatch.setattr(trainer, "save_checkpoint", slow)
+    monkeypatch.setattr(CheckpointWriter, "save", slow)
     settings = {"train__max_steps": "null", "train__max_minutes": 2.4 / 60, "train__eval_every": 10}
     first = json.loads(lstlm.ok(tmp_path / "run", "--json", **settings).out)
     again = json.loads(lstlm.ok(tmp_path / "run", "--json", "--resume", "auto", **settings).out)

@@ -22,7 +22,7 @@ from lstlm.errors import ConfigError
 from lstlm.training.loop.diagnostics import Diagnostics
 from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.trainer import Trainer
-from lstlm.training.run.checkpoint import Checkpoint, newest_valid, reopen, step_folders
+from lstlm.training.run.checkpoint import Checkpoint, keep_best_and_newest, newest_valid, reopen, step_folders
 from lstlm.training.run.shards import rows_file, save_sharded
 
 COMPARE_EVERY = 500
@@ -181,8 +181,9 @@ class RankTrainer(Trainer):
         return None if folder is None else reopen(Path(folder)), skipped
 
     def _write(self, contents: dict[str, Any]) -> None:
+        # Not in the background: the ranks agree on the outcome by collectives, and steps need those meanwhile.
         ranks = self.learner.ranks
         mine = contents if ranks.first else self.learner.tensors()
         folder = save_sharded(self.root, self.progress.step, mine, self._facts, ranks)
         if folder is not None:
-            self._written(folder)
+            keep_best_and_newest(folder, best=self._is_best(), keep=self.config.train.keep_checkpoints)

@@ -15,8 +15,8 @@ from lstlm.training.loop.learner import Learner, Step
 from lstlm.training.loop.progress import Progress
 from lstlm.training.loop.schedule import Budget, decay_factor, warmup_factor
 from lstlm.training.loop.validate import Interrupted, Validator
-from lstlm.training.run.checkpoint import Checkpoint, newest_valid, prune, save_checkpoint, step_folders
-from lstlm.training.run.files import link_atomic
+from lstlm.training.run.background import CheckpointWriter
+from lstlm.training.run.checkpoint import Checkpoint, newest_valid, step_folders
 from lstlm.training.run.folders import CHECKPOINTS
 
 
@@ -35,6 +35,7 @@ class Trainer:
         self.now: Callable[[], float] = perf_counter  # what counts as time
         self._facts = facts
         self._diagnose = Diagnostics()
+        self._writer = CheckpointWriter(self.root, facts, self.config.train.keep_checkpoints)
         self._unsaved = True
         self._saved_elapsed = 0.0  # what the last checkpoint says
         self._started = self.now()
@@ -44,16 +45,19 @@ class Trainer:
         """Train until the budget is spent, patience ends, or `stopped` says so; then save. The loop."""
         self._started = self.now() - self.progress.elapsed
         self._begin_interval()
-        while True:
-            self._do_what_is_due(stopped)
-            if stopped() or self.finished():
-                break
-            self._take_step()
-        if not stopped():
-            self._wind_up(stopped)
-        # A budget that ran out while the last checkpoint was written must be found spent by whoever resumes.
-        if self._unsaved or self.budget.spent(0, self.elapsed()) > self.budget.spent(0, self._saved_elapsed):
-            self._save()
+        with self._writer:
+            while True:
+                self._do_what_is_due(stopped)
+                if stopped() or self.finished():
+                    break
+                self._take_step()
+            if not stopped():
+                self._wind_up(stopped)
+            self._note_written(self._writer.wait())
+            # A budget that ran out while the last checkpoint was written must be found spent by whoever resumes.
+            if self._unsaved or self.budget.spent(0, self.elapsed()) > self.budget.spent(0, self._saved_elapsed):
+                self._save()
+                self._note_written(self._writer.wait())
 
     def finished(self) -> bool:
         """Say whether there is nothing left to do."""
@@ -69,6 +73,7 @@ class Trainer:
     def _do_what_is_due(self, stopped: Callable[[], bool]) -> None:
         """Log, evaluate and save as the step number asks. A resumed run begins here, with what was left out."""
         step, train = self.progress.step, self.config.train
+        self._note_written(self._writer.poll())
         if self.progress.loss_steps and step % train.log_every == 0:
             self._log()
         improved = step > self.progress.evaluated_step and step % train.eval_every == 0 and self._evaluate(stopped)
@@ -141,7 +146,8 @@ class Trainer:
         where = f"back to step {checkpoint.step} with the rates at ×{self.progress.lr_factor:g}"
         text = f"step {failed.step}: {error}; {where} ({self.progress.rollbacks} of {limit})"
         self.log.event(checkpoint.step, "rollback", text)
-        self._save()  # over the checkpoint just read: whoever is killed now must not resume with the old rates
+        self._save()  # over the checkpoint just read: whoever is killed from now on must not resume with the old rates
+        self._note_written(self._writer.wait())
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Return to a checkpoint: tensors, position in the data and counters."""
@@ -153,6 +159,7 @@ class Trainer:
         self._begin_interval()
 
     def _save(self) -> None:
+        """Save a checkpoint; the seconds that are logged and set aside are those for which training stands still."""
         began = self.now()
         self._saved_elapsed = self.elapsed()
         counters = {
@@ -170,17 +177,22 @@ class Trainer:
 
     def _newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies, and what was skipped."""
+        self._note_written(self._writer.wait())
         return newest_valid(step_folders(self.root))
 
     def _write(self, contents: dict[str, Any]) -> None:
-        """Write a checkpoint of the files `contents`."""
-        self._written(save_checkpoint(self.root, self.progress.step, contents, self._facts))
+        """Begin to write a checkpoint of the files `contents`."""
+        self._note_written(self._writer.wait())
+        self._writer.save(self.progress.step, contents, best=self._is_best())
 
-    def _written(self, folder: Path) -> None:
-        """Note that `folder` holds the newest checkpoint: link it where it is the best, and remove old ones."""
-        if self.progress.best_step == self.progress.step and self.progress.best_loss is not None:
-            link_atomic(self.root / "best", folder.name)
-        prune(self.root, self.config.train.keep_checkpoints)
+    def _is_best(self) -> bool:
+        """Say whether the last evaluation was made at this step and is the best so far."""
+        return self.progress.best_step == self.progress.step and self.progress.best_loss is not None
+
+    def _note_written(self, seconds: float | None) -> None:
+        """Log how long a checkpoint took to be written in the background, once it is."""
+        if seconds is not None:
+            self.log.scalars(self.progress.step, {"time/checkpoint_written_s": seconds})
 
     def _evaluate(self, stopped: Callable[[], bool]) -> bool:
         """Evaluate, log, and say whether this is the best so far; a signal gives it up and leaves it due."""

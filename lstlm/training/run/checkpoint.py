@@ -196,6 +196,13 @@ def prune(root: Path, keep: int) -> None:
                 shutil.rmtree(doomed, ignore_errors=True)
 
 
+def keep_best_and_newest(folder: Path, *, best: bool, keep: int) -> None:
+    """Point `best` at the checkpoint just written, if it is; remove all but the `keep` newest and what is linked."""
+    if best:
+        link_atomic(folder.parent / "best", folder.name)
+    prune(folder.parent, keep)
+
+
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
