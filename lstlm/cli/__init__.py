@@ -18,7 +18,7 @@ COMMANDS = {
     "prepare": "Turn text into a vocabulary and encoded training data.",
     "train": "Train a model described by a recipe or a configuration file.",
     "eval": "Score a run or a file of word vectors.",
-    "nn": "List the nearest neighbours of a word.",
+    "nn": "List the nearest neighbours of words.",
     "predict": "List the likeliest next words of a context.",
     "export": "Write word vectors for gensim, TensorBoard and others.",
     "bench": "Measure speed and learning, and draw the figures.",

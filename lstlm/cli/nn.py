@@ -1,5 +1,7 @@
-"""``lstlm nn``: the nearest neighbours of a word."""
+"""``lstlm nn``: the nearest neighbours of words, of sums and of differences of words."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,32 +17,63 @@ if TYPE_CHECKING:
 EPILOGUE = """\b
 Example:
   lstlm nn runs/demo water -k 5
-  lstlm nn GoogleNews-vectors-negative300.bin.gz king
-  printf 'king\\nqueen\\n' | lstlm nn runs/demo
+  lstlm nn runs/demo king - man + woman
+  lstlm nn GoogleNews-vectors-negative300.bin.gz king queen
+  printf 'king\\nking - man + woman\\n' | lstlm nn runs/demo
 """
+
+
+@dataclass
+class Query:
+    """Σ positive − Σ negative."""
+
+    positive: list[str]
+    negative: list[str] = field(default_factory=list)
+    text: str = ""
+
+
+def read_queries(tokens: Sequence[str]) -> list[Query]:
+    """Return what is asked: words joined by lone + and - are one query, words side by side are several."""
+    found: list[Query] = []
+    at = 0
+    while at < len(tokens):
+        # where a word is expected, any token is one, so that the neighbours of + can be asked for, too
+        sign = tokens[at] if found and tokens[at] in ("+", "-") else ""
+        if sign and at + 1 == len(tokens):
+            raise ConfigError(f"{' '.join(tokens)!r} ends with {sign}; a word must follow")
+        word = tokens[at + bool(sign)]
+        if not sign:
+            found.append(Query([word], text=word))
+        else:
+            (found[-1].positive if sign == "+" else found[-1].negative).append(word)
+            found[-1].text += f" {sign} {word}"
+        at += 1 + bool(sign)
+    return found
 
 
 @click.command("nn", epilog=EPILOGUE)
 @source_argument(metavar="VECTORS")
-@click.argument("word", required=False)
+@click.argument("words", nargs=-1, metavar="[WORD]...")
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Neighbours to list.")
 @which_option
 @vocab_option
 @json_option
 def command(
-    source: Path, word: str | None, count: int, which: str | None, vocabulary: Path | None, as_json: bool
+    source: Path, words: tuple[str, ...], count: int, which: str | None, vocabulary: Path | None, as_json: bool
 ) -> None:
     """List the words whose vectors have the highest cosine with that of WORD.
 
     VECTORS is a run, a checkpoint or a vector file (word2vec text or binary, GloVe, fastText .vec, .npy with words
-    beside it; gzipped too). Without WORD, or with '-', each line of stdin is a query. A word that is not found as it
-    is written is looked up without regard to case.
+    beside it; gzipped too). Words joined by + and -, with blanks around the sign, are added and subtracted, each vector
+    scaled to length 1; several words are asked about in turn. Without WORD, or with '-', each line of stdin is a query.
+    A word that is not found as it is written is looked up without regard to case.
     """
     vectors = open_vectors(source, which, vocabulary=vocabulary)
-    several = word is None or word == "-"
+    asked = None if words in ((), ("-",)) else read_queries(words)
+    several = asked is None or len(asked) > 1
     answers: list[dict[str, Any]] = []
     failed = False
-    for query in queries(word):
+    for query in asked or _from_stdin(vectors):
         try:
             answer = _answer(vectors, query, count)
         except ConfigError as error:
@@ -48,7 +81,7 @@ def command(
                 raise
             failed = True
             click.echo(f"lstlm: error: {error}", err=True)
-            answer = {"query": query, "error": str(error), "neighbours": []}
+            answer = {"query": query.text, "error": str(error), "neighbours": []}
         if as_json:
             answers.append(answer)
         else:
@@ -59,12 +92,25 @@ def command(
         click.get_current_context().exit(ConfigError.exit_code)
 
 
-def _answer(vectors: "Vectors", query: str, count: int) -> dict[str, Any]:
-    found = vectors.words[vectors.find(query)]
-    if found != query:
-        say(f"{query!r} has no vector; using {found!r}")
-    neighbours = [{"word": word, "cosine": cosine} for word, cosine in vectors.most_similar(found, k=count)]
-    return {"query": query, "word": found, "neighbours": neighbours}
+def _from_stdin(vectors: "Vectors") -> Iterator[Query]:
+    for line in queries(None):
+        # a file may have words with blanks inside
+        yield from [Query([line], text=line)] if line in vectors else read_queries(line.split())
+
+
+def _answer(vectors: "Vectors", query: Query, count: int) -> dict[str, Any]:
+    found = {word: vectors.words[vectors.find(word)] for word in (*query.positive, *query.negative)}
+    for word, instead in found.items():
+        if word != instead:
+            say(f"{word!r} has no vector; using {instead!r}")
+    positive, negative = ([found[word] for word in words] for words in (query.positive, query.negative))
+    asked = {"positive": positive, "negative": negative} if len(found) > 1 else {"word": positive[0]}
+    neighbours = vectors.most_similar(positive, negative, k=count)
+    return {
+        "query": query.text,
+        **asked,
+        "neighbours": [{"word": word, "cosine": cosine} for word, cosine in neighbours],
+    }
 
 
 def _print(answer: dict[str, Any], several: bool) -> None:

@@ -57,6 +57,44 @@ def test_another_case_is_found_and_said(lstlm: Call, vectors: Path) -> None:
     assert (done.code, done.out, done.err) == (0, "water  0.0000\n", "'PARIS' has no vector; using 'Paris'\n")
 
 
+def test_sums_and_differences_are_those_of_unit_vectors(lstlm: Call, vectors: Path) -> None:
+    done = lstlm("nn", vectors, "king", "-", "queen", "+", "water", "-k", 1, "--json")
+    (answer,) = done.json()["queries"]
+    assert (answer["query"], answer["positive"], answer["negative"]) == (
+        "king - queen + water",
+        ["king", "water"],
+        ["queen"],
+    )
+    queen = np.array([0.9, 0.1]) / np.hypot(0.9, 0.1)
+    sought = np.array([1.0, 1.0]) - queen
+    cosine = float(sought @ [-1.0, 0.0] / np.linalg.norm(sought))
+    assert answer["neighbours"] == [{"word": "Paris", "cosine": pytest.approx(cosine, abs=1e-6)}]
+
+
+def test_several_words_are_several_queries(lstlm: Call, vectors: Path) -> None:
+    done = lstlm("nn", vectors, "king", "water", "+", "queen", "-k", 1)
+    assert (done.code, done.out) == (0, "king  queen  0.9939\nwater + queen  king  0.6669\n")
+    done = lstlm("nn", vectors, "xyzzy", "water", "-k", 1)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "water  queen  0.1104\n", 1)
+    done = lstlm("nn", vectors, "-k", 1, stdin=b"king - queen + water\nking water\n")
+    assert [line.split("  ")[0] for line in done.out.splitlines()] == ["king - queen + water", "king", "water"]
+
+
+def test_signs_are_words_where_a_word_is_expected(lstlm: Call, tmp_path: Path) -> None:
+    path = tmp_path / "signs.txt"
+    path.write_text("3 2\n+ 1 0\n- 0.9 0.1\nking 0 1\n")
+    assert lstlm("nn", path, "+", "-k", 1).out == "-  0.9939\n"
+    assert lstlm("nn", path, "king", "+", "-", "-k", 1).out == "+  0.6669\n"
+    done = lstlm("nn", path, "king", "-")
+    assert (done.code, done.err) == (2, "lstlm: error: 'king -' ends with -; a word must follow\n")
+
+
+def test_a_word_with_a_blank_inside_is_found_from_stdin(lstlm: Call, tmp_path: Path) -> None:
+    path = tmp_path / "glove.txt"
+    path.write_text("king 1 0\nnew york 0 1\n")
+    assert lstlm("nn", path, stdin=b"new york\n").out == "new york  king  0.0000\n"
+
+
 @pytest.mark.parametrize("dash", [[], ["-"]])
 def test_queries_from_stdin(lstlm: Call, vectors: Path, dash: list[str]) -> None:
     done = lstlm("nn", vectors, *dash, "-k", 1, stdin=b"king\n\n  water \nxyzzy\xff\nqueen")
