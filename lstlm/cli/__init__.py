@@ -20,6 +20,7 @@ COMMANDS = {
     "eval": "Score a run or a file of word vectors.",
     "nn": "List the nearest neighbours of words.",
     "predict": "List the likeliest next words of a context.",
+    "info": "Say what a run, a corpus or a file of vectors is.",
     "export": "Write word vectors for gensim, TensorBoard and others.",
     "bench": "Measure speed and learning, and draw the figures.",
     "verify": "Compare the factored layer with the naive one.",

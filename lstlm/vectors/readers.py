@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -98,6 +99,15 @@ def read_rows(path: Path, keep: Keep | None = None) -> tuple[list[str], Matrix]:
     if not hashes:
         raise DataError(f"{path}: holds no vectors")
     return words, rows.finish()
+
+
+def peek(path: Path, rows: int) -> tuple[Layout, list[str]]:
+    """What a text or binary vector file is, and its first words."""
+    layout = sniff(path)
+    pairs = _binary_rows if layout.kind == "binary" else _text_rows
+    with open_bytes(path) as stream:
+        first = islice(pairs(stream, path, layout), rows)
+        return layout, [decode_word(raw, path, f"row {number}") for number, (raw, _) in enumerate(first, 1)]
 
 
 def sniff(path: Path) -> Layout:
