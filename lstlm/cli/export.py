@@ -6,7 +6,7 @@ import click
 
 from lstlm.cli.common import print_json, say
 from lstlm.cli.loading import json_option, open_vectors, source_argument, vocab_option, which_option
-from lstlm.errors import ConfigError
+from lstlm.errors import ConfigError, DataError
 
 EPILOGUE = """\b
 Example:
@@ -48,7 +48,8 @@ def command(
 ) -> None:
     """Write the word vectors of RUN (a run, a checkpoint or any vector file) in another format.
 
-    Numbers read back as the very same float32, bit for bit.
+    Numbers read back as the very same float32, bit for bit. Words whose vector is all zeros are left out: there is
+    nothing to compare them by. word2vec files whose name ends with .gz are compressed.
     """
     from lstlm.vectors import Vectors
     from lstlm.vectors.writers import WRITERS, outputs
@@ -56,15 +57,20 @@ def command(
     for path in outputs(form, target):
         if path.exists() and not force:
             raise ConfigError(f"--out {path}: exists; choose another name or add --force")
-    vectors = open_vectors(source, which, vocabulary=vocabulary)
+    everything = open_vectors(source, which, vocabulary=vocabulary)
+    vectors = everything.without_empty()
+    left_out = len(everything) - len(vectors)
+    if not len(vectors):
+        raise DataError(f"{source}: all {left_out} vectors are zero; nothing to write")
     if limit is not None:
         counts = None if vectors.counts is None else vectors.counts[:limit]
         vectors = Vectors(vectors.words[:limit], vectors.matrix[:limit], counts)
     written = WRITERS[form](vectors, target)
     if as_json:
         files = [str(path) for path in written]
-        print_json({"format": form, "words": len(vectors), "dim": vectors.dim, "files": files})
+        print_json({"format": form, "words": len(vectors), "dim": vectors.dim, "left_out": left_out, "files": files})
         return
     for path in written:
         click.echo(str(path))
-    say(f"{len(vectors)} vectors of length {vectors.dim}")
+    empty = f"; {left_out} words without a vector left out" if left_out else ""
+    say(f"{len(vectors)} vectors of length {vectors.dim}{empty}")

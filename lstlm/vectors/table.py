@@ -86,6 +86,14 @@ class Vectors:
         """Near spellings of an unknown word."""
         return near_spellings(word, self.index, limit)
 
+    def without_empty(self) -> "Vectors":
+        """Only the words that have a vector: a row of zeros, as of <s> in a corpus, stands for none."""
+        kept = np.flatnonzero(np.asarray(self.matrix).any(axis=1)).tolist()
+        if len(kept) == len(self):
+            return self
+        counts = None if self.counts is None else [self.counts[row] for row in kept]
+        return Vectors([self.words[row] for row in kept], self.matrix[kept], counts)
+
     def cosines(self, left: Sequence[int], right: Sequence[int]) -> Matrix:
         """Cosine of row left[i] with row right[i], in float64; 0 where a vector is all zeros. Reads only those rows."""
         a = np.asarray(self.matrix[np.asarray(left, dtype=np.int64)], dtype=np.float64)

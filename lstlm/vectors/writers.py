@@ -1,11 +1,12 @@
 """Write word vectors as files that gensim, TensorBoard and numpy open. A file appears whole or not at all."""
 
+import gzip
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -30,12 +31,17 @@ def outputs(form: str, target: Path) -> list[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`; move it there only when everything was written."""
+    """Open a temporary file beside `path`; move it there only when everything was written. A name in .gz is packed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
-            yield file
+            if path.suffix == ".gz":
+                # no name and no time inside: the same vectors give the same file
+                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                    yield cast(BinaryIO, packed)
+            else:
+                yield file
         os.replace(partial, path)
     except OSError as error:
         raise LstlmError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,5 +1,6 @@
 """`lstlm export`: what gensim, numpy and TensorBoard open is bit for bit what was trained."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,27 @@ def test_a_vector_file_is_converted(lstlm: Call, tmp_path: Path) -> None:
     assert lstlm("export", source, "--format", "npy", "--out", tmp_path / "g.npy").code == 0
     assert lstlm("export", tmp_path / "g.npy", "--format", "word2vec", "--out", tmp_path / "g.txt").code == 0
     assert (tmp_path / "g.txt").read_text() == "2 2\nthe 0.1 0.2\ncat 0.3 0.4\n"
+
+
+def test_words_without_a_vector_are_left_out_and_counted(lstlm: Call, tmp_path: Path) -> None:
+    source = tmp_path / "v.txt"
+    source.write_text("3 2\nthe 1 2\nnone 0 0\ncat 3 4\n")
+    done = lstlm("export", source, "--format", "word2vec", "--out", tmp_path / "w.txt")
+    assert (tmp_path / "w.txt").read_text() == "2 2\nthe 1.0 2.0\ncat 3.0 4.0\n"
+    assert done.err == "2 vectors of length 2; 1 words without a vector left out\n"
+    source.write_text("1 2\nnone 0 0\n")
+    done = lstlm("export", source, "--format", "npy", "--out", tmp_path / "x.npy")
+    assert (done.code, "all 1 vectors are zero" in done.err, (tmp_path / "x.npy").exists()) == (3, True, False)
+
+
+@pytest.mark.parametrize("form", ["word2vec", "word2vec-bin"])
+def test_a_name_that_ends_with_gz_is_compressed(lstlm: Call, run_z: Path, tmp_path: Path, form: str) -> None:
+    plain, packed = tmp_path / "v", tmp_path / "v.gz"
+    for path in (plain, packed):
+        assert lstlm("export", run_z, "--format", form, "--out", path).code == 0
+    assert packed.read_bytes()[:2] == b"\x1f\x8b"
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    np.testing.assert_array_equal(load_vectors(packed).matrix, load_vectors(plain).matrix)
 
 
 def test_nothing_is_overwritten_unasked(lstlm: Call, run_z: Path, tmp_path: Path) -> None:
