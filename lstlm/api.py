@@ -21,20 +21,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lstlm.config import Config, dump_config, load_config, parse_config
 from lstlm.data import Corpus, Split, Vocabulary, evaluation_batches
-from lstlm.data.corpus import ID_DTYPE
-from lstlm.data.encoder import TextOptions
 from lstlm.data.inputs import TextSource
 from lstlm.data.prepare import PrepareOptions
 from lstlm.data.prepare import prepare as prepare_corpus
 from lstlm.data.sources import SentenceSource, open_source
+from lstlm.data.tokenise import TextOptions
 from lstlm.errors import ConfigError, DataError
 from lstlm.evaluation.embeddings import word_vectors
-from lstlm.evaluation.perplexity import evaluate, word_log_probs
-from lstlm.evaluation.prediction import Predictor, is_lowercase
+from lstlm.evaluation.perplexity import evaluate, word_scores
+from lstlm.evaluation.prediction import Predictor
 from lstlm.nn.network import Network
 from lstlm.training.run.folders import default_folder
 from lstlm.training.run.saved import LoadedRun, load_run
@@ -53,6 +50,7 @@ class Run:
     vocabulary  its words and their counts
     network     the model, a torch module in evaluation mode; `network.head` is the output layer
     step        how many updates it has seen
+    text        how text becomes words, as the text of its corpus did
     """
 
     def __init__(self, loaded: LoadedRun) -> None:
@@ -61,6 +59,7 @@ class Run:
         self.vocabulary: Vocabulary = loaded.vocabulary
         self.network: Network = loaded.network
         self.step: int = loaded.step
+        self.text: TextOptions = loaded.text
 
     def __repr__(self) -> str:
         return f"<lstlm run {self.folder}: {len(self.vocabulary):,} words, step {self.step:,}>"
@@ -114,9 +113,8 @@ class Run:
         split = self._encode([sentence])
         if split.sentences != 1:
             raise ConfigError(f"{split.sentences} sentences where one is needed; perplexity takes a whole text")
-        scores = word_log_probs(self.network, self._batches(split))
-        words = self.vocabulary.decode(split.ids.tolist())
-        return list(zip(words, scores.tolist(), strict=True))
+        scores = word_scores(self.network, self._batches(split))
+        return [(self.vocabulary.words[target], score) for target, score in scores]
 
     def perplexity(self, text: str | Iterable[str]) -> float:
         """Return exp(−mean log p) over all words and sentence ends of a text, or of lines such as an open file's."""
@@ -128,7 +126,7 @@ class Run:
     @cached_property
     def _predictor(self) -> Predictor:
         data = self.config.data
-        return Predictor(self.network, self.vocabulary, context=data.context, kind=data.context_kind)
+        return Predictor(self.network, self.vocabulary, context=data.context, kind=data.context_kind, text=self.text)
 
     def _need_probabilities(self) -> None:
         if self.config.data.context_kind == "cooccurrence":
@@ -139,22 +137,14 @@ class Run:
                 "or another output.kind"
             )
 
-    def _sentences(self, text: str) -> list[list[str]]:
-        """Return the words of each sentence of a text as the training text was read: where text becomes words."""
-        lines = (text.lower() if self._lower else text).split("\n")
-        return [words for line in lines if (words := line.split())]
-
-    @cached_property
-    def _lower(self) -> bool:
-        return is_lowercase(self.vocabulary)
-
     def _encode(self, text: str | Iterable[str]) -> Split:
         """Return the ids of a text, each sentence ended by </s>."""
-        known, lines = self.vocabulary, [text] if isinstance(text, str) else text
-        ids = [np.append(known.encode(words), known.eos_id) for line in lines for words in self._sentences(line)]
-        if not ids:
+        lines = [text] if isinstance(text, str) else text
+        sentences = (words for line in lines for words in self.text.sentences(line))
+        split = Split.from_sentences("the text", sentences, self.vocabulary)
+        if not split.tokens:
             raise DataError("the text holds no words")
-        return Split.from_ids("the text", np.concatenate(ids).astype(ID_DTYPE))
+        return split
 
     def _batches(self, split: Split) -> Any:
         data = self.config.data

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm import __version__
+from lstlm.cores import usable_cores
 
 REQUIRED = ("torch", "numpy", "click", "tqdm", "PyYAML", "tensorboard")
 OPTIONAL = ("matplotlib", "gensim", "scipy", "safetensors")
@@ -24,7 +25,7 @@ def describe() -> dict[str, Any]:
         "packages": {name: _version(name) for name in (*REQUIRED, *OPTIONAL)},
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "cores_usable": _usable_cores(),
+        "cores_usable": usable_cores(),
         "memory_bytes": _memory(),
         **_torch(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -47,11 +48,6 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int | None:
-    # A container or taskset may allow fewer cores than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory() -> int | None:

@@ -12,10 +12,11 @@ PACKAGE = Path(__file__).parents[1] / "lstlm"
 FOUNDATION = {"errors"}
 MAY_IMPORT = {
     "errors": set(),
+    "cores": set(),
     "config": FOUNDATION,
     "data": FOUNDATION,
     "spherical": FOUNDATION,
-    "environment": FOUNDATION | {"__init__", "spherical"},
+    "environment": FOUNDATION | {"__init__", "cores", "spherical"},
     "outputs": FOUNDATION | {"config", "spherical"},
     "distributed": FOUNDATION | {"config", "spherical", "outputs"},
     "nn": FOUNDATION | {"config", "spherical", "outputs", "distributed"},

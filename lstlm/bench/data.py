@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import statistics
 import tempfile
 from collections import Counter
@@ -17,6 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from lstlm.bench.records import Column, Record, table
+from lstlm.cores import usable_cores
 from lstlm.data import Corpus, Examples
 from lstlm.data.inputs import FileSource
 from lstlm.data.prepare import PrepareOptions, prepare
@@ -88,7 +88,7 @@ def _counters(plan: Plan, path: Path, words: int, folder: Path, say: Callable[[s
 
 def _jobs(plan: Plan, path: Path, folder: Path) -> Iterator[tuple[tuple[str, str, int], Callable[[], object]]]:
     """Yield (what, by whom, processes) and the job, with what it imports imported."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     for workers in sorted({1, plan.workers or cores}):
         yield ("prepare", "lstlm", workers), partial(_prepare, path, folder / "corpus", workers)
     yield ("count", "collections.Counter", 1), partial(_count, path)

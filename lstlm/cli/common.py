@@ -93,6 +93,11 @@ def say(text: str) -> None:
         click.echo(text, err=True)
 
 
+def warn(text: str) -> None:
+    """Tell what may be wrong with a result, on stderr, --quiet or not."""
+    click.echo(f"lstlm: warning: {text}", err=True)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout; a number that JSON does not have is a mistake of ours, hence an error."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

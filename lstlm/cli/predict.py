@@ -26,16 +26,15 @@ Example:
 def command(run_path: Path, text: str | None, count: int, as_json: bool) -> None:
     """List the likeliest words after TEXT, with probabilities, or with scores where the loss has none.
 
-    Words are split at blanks, and lowered if the run's vocabulary has no capitals; the model sees as many of the last
-    words as it was trained with (data.context). A model of context_kind window fills the place of a lone underscore:
-    "the _ of america". Without TEXT, or with '-', each line of stdin is a query.
+    TEXT becomes words as the run's corpus did: split at blanks or tokenised, lowered or not. The model sees as many of
+    the last words as it was trained with (data.context). A model of context_kind window fills the place of a lone
+    underscore: "the _ of america". Without TEXT, or with '-', each line of stdin is a query.
     """
     from lstlm.evaluation.prediction import Predictor
 
     run = open_run(run_path)
-    predictor = Predictor(
-        run.network, run.vocabulary, context=run.config.data.context, kind=run.config.data.context_kind
-    )
+    data = run.config.data
+    predictor = Predictor(run.network, run.vocabulary, context=data.context, kind=data.context_kind, text=run.text)
     several = text is None or text == "-"
     answers: list[dict[str, Any]] = []
     for query in queries(text):

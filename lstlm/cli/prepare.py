@@ -1,46 +1,23 @@
 """``lstlm prepare``: text to vocabulary, ids and manifest."""
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lstlm.cli.common import is_quiet, print_json, say
+from lstlm.cli.bars import Bars
+from lstlm.cli.common import print_json, say
+from lstlm.cores import usable_cores
 
 EPILOGUE = """\b
 Example:
-  lstlm prepare --source demo --out data/demo
-  lstlm prepare --source 1b --download --out data/1b          # min count 3: the 793,471-word vocabulary
-  lstlm prepare --source news.txt.gz --source 'more/*.txt' --tokenise simple --lowercase --out data/news
-  zcat dump.gz | lstlm prepare --source - --min-count 5 --out data/dump
+  lstlm prepare demo --out data/demo
+  lstlm prepare mine.txt --tokenise simple --lowercase --min-count 5 --out data/mine
+  lstlm prepare news.txt.gz 'more/*.txt' --valid held-out.txt --out data/news
+  lstlm prepare 1b --download --out data/1b                   # min count 3: the 793,471-word vocabulary
+  zcat dump.gz | lstlm prepare - --min-count 5 --out data/dump
 """
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Bars:
-    """A progress bar for each phase, with rate and time left; none with --quiet or without a terminal."""
-
-    def __init__(self) -> None:
-        self._phase: str | None = None
-        self._bar: Any = None
-
-    def __call__(self, phase: str, done: int, total: int | None) -> None:
-        from tqdm import tqdm
-
-        if phase != self._phase:
-            self.close()
-            unit, label = ("B", "reading and counting") if phase == "read" else (" ids", "encoding")
-            hidden = True if is_quiet() else None  # None: hidden unless stderr is a terminal
-            self._phase, self._bar = phase, tqdm(total=total, unit=unit, unit_scale=True, desc=label, disable=hidden)
-        self._bar.update(done)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 @click.command("prepare", epilog=EPILOGUE)
@@ -48,11 +25,10 @@ class _Bars:
     "--source",
     "sources",
     multiple=True,
-    required=True,
     metavar="1b|demo|PATH",
-    help="1b, demo, a file, folder, glob or -.",
+    help="The same as TEXT, for scripts; repeatable.",
 )
-@click.argument("more_sources", nargs=-1, metavar="[PATH]...")
+@click.argument("more_sources", nargs=-1, metavar="TEXT...")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must be new or empty.")
 @click.option("--min-count", type=click.IntRange(1), help="Leave out rarer words.  [1b: 3, demo: 5, else 1]")
 @click.option("--max-vocab", type=int, help="Keep the commonest; counts the specials <unk> <s> </s> too.")
@@ -60,7 +36,7 @@ class _Bars:
 @click.option(
     "--tokenise", type=click.Choice(["none", "simple"]), default="none", help="none: words stand between spaces."
 )
-@click.option("--workers", type=click.IntRange(1), help="Processes that encode.  [all cores]")
+@click.option("--workers", type=click.IntRange(1), help="Processes that encode; at most one a core.  [all cores]")
 @click.option("--valid", multiple=True, metavar="PATH", help="Validation text: a file, folder or glob.")
 @click.option("--valid-fraction", type=float, help="Share of sentences kept for validation, if no --valid.  [0.01]")
 @click.option(
@@ -77,7 +53,8 @@ class _Bars:
 def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Turn text into training data: a vocabulary, memory-mapped ids and a manifest with hashes.
 
-    Text has one sentence a line. The folder appears under its name only when it is whole.
+    TEXT is a file (plain, .gz, .bz2, .xz), a folder, a glob, - for the standard input, demo or 1b. It has one sentence
+    a line, unless --tokenise simple cuts it. The folder appears under its name only when it is whole.
     """
     from lstlm.data.prepare import check_target, prepare
     from lstlm.data.sources import open_source
@@ -86,6 +63,10 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
     if given["valid"] and given["valid_fraction"] is not None:
         raise ConfigError("--valid and --valid-fraction: give one or the other")
     names = (*sources, *more_sources)
+    if not names:
+        raise ConfigError(
+            "no text: name files or folders of text, or demo, e.g. lstlm prepare mine.txt --out data/mine"
+        )
     options = _options(names, given)
     cap = {} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}
     check_target(out, given["force"])  # now, before a download of hours
@@ -97,12 +78,9 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
         data_folder=given["data_folder"],
         **cap,
     )
-    bars = _Bars()
-    try:
+    with Bars({"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}) as bars:
         summary = prepare(source, out, options, force=given["force"], progress=bars)
-    finally:
-        bars.close()
-    for note in summary["source"]["notes"]:
+    for note in (*summary["source"]["notes"], *_hints(summary, given["min_count"])):
         say(f"note: {note}")
     if as_json:
         print_json({"out": str(out), **summary})
@@ -111,17 +89,24 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
 
 
 def _options(names: tuple[str, ...], given: dict[str, Any]) -> Any:
-    from lstlm.data.encoder import TextOptions
     from lstlm.data.prepare import PrepareOptions
+    from lstlm.data.tokenise import TextOptions
 
     min_count = given["min_count"] or {"1b": 3, "demo": 5}.get(names[0], 1)
     return PrepareOptions(
         min_count=min_count,
         max_vocab=given["max_vocab"],
-        workers=given["workers"] or _cores(),
+        workers=min(given["workers"] or usable_cores(), usable_cores()),
         valid_fraction=0.01 if given["valid_fraction"] is None else given["valid_fraction"],
         text=TextOptions(given["lowercase"], given["tokenise"], given["strict"]),
     )
+
+
+def _hints(summary: dict[str, Any], min_count: int | None) -> Iterator[str]:
+    """Yield what would probably make a better corpus, where the person has not decided otherwise."""
+    once, size = summary["vocabulary"]["seen_once"], summary["vocabulary"]["size"]
+    if min_count is None and once > size / 2:
+        yield f"{once:,} of {size:,} words were seen once, and nothing is learnt of them: try --min-count 5"
 
 
 FOUND = {

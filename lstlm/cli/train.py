@@ -1,7 +1,7 @@
 """`lstlm train`."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +173,12 @@ def _settings(config_path: Path | None, folder: Path, overrides: tuple[str, ...]
 
     if config_path is None and not (folder / "config.yaml").is_file():
         raise ConfigError(f"--resume: no run at {folder} (no config.yaml there); name a run or a checkpoint")
-    return load_config(config_path or folder / "config.yaml", overrides)
+    if config_path is not None:
+        return load_config(config_path, overrides)
+    from lstlm.training.run.origin import find_corpus
+
+    own = load_config(folder / "config.yaml", overrides)
+    return replace(own, data=replace(own.data, dir=str(find_corpus(own.data.dir, folder))))
 
 
 def _show_summary(summary: "Summary", *, as_json: bool) -> None:

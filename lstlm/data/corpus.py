@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lstlm.data.vocabulary import EOS_ID, Vocabulary
+from lstlm.data.tokenise import TextOptions
+from lstlm.data.vocabulary import EOS_ID, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError
 
 FORMAT = "lstlm-corpus"
@@ -52,6 +55,20 @@ class Split:
             raise DataError(f"{name}: an id stream must end with </s> (id {EOS_ID}), found id {int(ids[-1])}")
         ends = np.flatnonzero(ids == EOS_ID)
         return cls(name, ids, len(ends), int(np.count_nonzero(np.diff(ends, prepend=-1) == 2)))
+
+    @classmethod
+    def from_sentences(cls, name: str, sentences: Iterable[list[str]], vocabulary: Vocabulary) -> Split:
+        """Return a split of sentences of words; what the vocabulary lacks, or is spelled as a special, is <unk>."""
+        index, ids = vocabulary.index, array("I")
+        for words in sentences:
+            ids.extend(UNK_ID if is_reserved(word) else index.get(word, UNK_ID) for word in words)
+            ids.append(EOS_ID)
+        return cls.from_ids(name, np.array(ids, dtype=ID_DTYPE))
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of the words that are <unk>; 0 without words."""
+        return int(np.count_nonzero(self.ids == UNK_ID)) / self.words if self.words else 0.0
 
 
 def sha256_of(path: Path) -> str:
@@ -93,13 +110,22 @@ def _check_file(folder: Path, name: str, record: dict[str, Any], verify: bool) -
 
 
 class Corpus:
-    """A prepared corpus. `valid` may be empty; `test` is None unless the source has such a part."""
+    """A prepared corpus. `valid` may be empty; `test` is None unless the source has such a part.
+
+    `text` is how its text became words.
+    """
 
     def __init__(
-        self, folder: Path, manifest: dict[str, Any], vocabulary: Vocabulary, splits: dict[str, Split]
+        self,
+        folder: Path,
+        manifest: dict[str, Any],
+        vocabulary: Vocabulary,
+        splits: dict[str, Split],
+        text: TextOptions | None = None,
     ) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.text = text or TextOptions()
         self.vocabulary = vocabulary
         self.train = splits["train"]
         self.valid = splits["valid"]
@@ -120,7 +146,9 @@ class Corpus:
             for name, part in parts.items():
                 ids = _map_ids(paths[f"{name}.ids"])
                 splits[name] = Split(name, ids, int(part["sentences"]), int(part["single_word_sentences"]))
-            return cls(folder, manifest, vocabulary, splits)
+            settings = manifest["settings"]
+            text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
+            return cls(folder, manifest, vocabulary, splits, text)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{folder / MANIFEST}: damaged ({error!r}); prepare the corpus again") from None
         except OSError as error:

@@ -80,6 +80,7 @@ class DemoSource:
 
     pieces: Sequence[Piece] = PIECES
     name: str = "demo"
+    prepared: dict[str, Any] = field(default_factory=lambda: {"tokenise": "simple", "lowercase": True})
     total_bytes: int | None = None
     has_validation: bool = False
     notes: list[str] = field(default_factory=list)

@@ -11,21 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.hashing import MAX_WORD_BYTES, TypeTable, Words
-from lstlm.data.tokenise import tokenise_text
+from lstlm.data.tokenise import TextOptions
 
 EOS_TYPE, TOO_LONG_TYPE, FIRST_TYPE = 0, 1, 2
 """Type ids of one worker: the sentence end, words that are too long, then types in order of first sight."""
 
 PARTS = ("train", "valid", "test")
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """How bytes become words: the same for every block."""
-
-    lowercase: bool = False
-    tokenise: str = "none"
-    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,13 +88,9 @@ class BlockEncoder:
             first_invalid = error.start
             text = data.decode(errors="replace")
             invalid = text.count("�") - data.count("�".encode())  # those that were there before are no fault
-        if options.tokenise == "simple":
-            text = tokenise_text(text) or "\n"
-        elif not invalid and not options.lowercase:
+        if not invalid and not options.lowercase and options.tokenise == "none":
             return data, 0, 0
-        if options.lowercase:
-            text = text.lower()  # last: capitals tell where a sentence begins
-        return text.encode(), invalid, first_invalid
+        return (options.apply(text) or "\n").encode(), invalid, first_invalid
 
     def _write(self, part: str, ids: NDArray[np.int32], sentence_ends: NDArray[np.int64]) -> int:
         """Append ids with sentence ends put in; count them if they are for training."""

@@ -38,6 +38,7 @@ class TextSource(Protocol):
     name: str
     records: list[dict[str, Any]]
     notes: list[str]
+    prepared: dict[str, Any]  # of `TextOptions`: what was done to the text before it comes from here
 
     @property
     def total_bytes(self) -> int | None:
@@ -150,13 +151,22 @@ def unpack(file: HashingReader, name: str, cap: int, kind: str | None = None) ->
     return CappedReader(stream, name, cap)
 
 
+def standard_input() -> IO[bytes]:
+    """Return the bytes of the standard input; DataError where there is none."""
+    try:
+        return sys.stdin.buffer
+    except AttributeError:  # None: the caller has closed it
+        raise DataError("-: the standard input is closed; name a file, or give the text through a pipe") from None
+
+
 def _open_raw(path: str) -> IO[bytes]:
     """Open a file, or the standard input, without a buffer.
 
     A buffered read of a pipe gathers its bytes in one go that no signal handler can enter: Ctrl-C would have to wait.
     """
     if path == "-":
-        return cast(IO[bytes], getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+        buffer = standard_input()
+        return cast(IO[bytes], getattr(buffer, "raw", buffer))
     return cast(IO[bytes], Path(path).open("rb", buffering=0))
 
 
@@ -167,6 +177,7 @@ class FileSource:
     name: str
     files: Sequence[tuple[str, str]]
     max_bytes: int = MAX_BYTES
+    prepared: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
 

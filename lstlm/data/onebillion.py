@@ -91,6 +91,7 @@ class ArchiveSource:
     path: Path
     max_bytes: int
     name: str = "1b"
+    prepared: dict[str, Any] = field(default_factory=dict)
     has_validation: bool = True
     notes: list[str] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from lstlm.data.blocks import read_blocks
+import numpy as np
+
+from lstlm.data.blocks import BLOCK_BYTES, read_blocks
 from lstlm.data.corpus import FORMAT, FORMAT_VERSION, MANIFEST, ROWS, VOCABULARY, sha256_of
-from lstlm.data.encoder import PARTS, Block, BlockEncoder, BlockReport, TextOptions
+from lstlm.data.encoder import PARTS, Block, BlockEncoder, BlockReport
 from lstlm.data.inputs import TextSource
 from lstlm.data.merge import Merged, merge_types, write_part
+from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.data.workers import WorkerPool
 from lstlm.errors import ConfigError, DataError
@@ -161,6 +165,7 @@ def _count(
     fraction = 0.0 if source.has_validation else options.valid_fraction
     blocks = _Blocks(source, fraction, lambda count: progress("read", count, source.total_bytes))
     stream = iter(blocks)
+    workers = min(options.workers, _blocks_at_most(source.total_bytes))
     first = list(islice(stream, SERIAL_BLOCKS + 1))
     reports: list[tuple[int, BlockReport]] = []
 
@@ -170,13 +175,13 @@ def _count(
             raise DataError(f"{name}: invalid UTF-8 at byte {offset + report.first_invalid}; fix it or drop --strict")
         reports.append((worker, report))
 
-    if options.workers == 1 or len(first) <= SERIAL_BLOCKS:
+    if workers == 1 or len(first) <= SERIAL_BLOCKS:
         encoder = BlockEncoder(folder, 0, options.text)
         for block in chain(first, stream):
             keep(0, encoder.encode(block))
         encoder.finish()
     else:
-        pool = WorkerPool(folder, options.workers, options.text)
+        pool = WorkerPool(folder, workers, options.text)
         try:
             for worker, report in pool.run(chain(first, stream)):
                 keep(worker, report)
@@ -184,7 +189,24 @@ def _count(
             pool.close()
     if not any(report.written[0] for _, report in reports):
         raise DataError(f"{source.name}: no words for training; is the text empty?")
+    source.notes.extend(_doubts(blocks.origins, [report for _, report in reports]))
     return sorted(reports, key=lambda pair: pair[1].number)
+
+
+def _blocks_at_most(total_bytes: int | None) -> int:
+    """Return how many workers so much text can keep busy; packed text grows tenfold at most, or nearly."""
+    return sys.maxsize if total_bytes is None else 1 + 10 * total_bytes // BLOCK_BYTES
+
+
+def _doubts(origins: list[tuple[str, int]], reports: list[BlockReport]) -> Iterator[str]:
+    """Yield a line about inputs that hold what text does not."""
+    found = {
+        "NUL bytes: is that text?": [report for report in reports if report.nul_bytes],
+        "invalid UTF-8, replaced by U+FFFD: is that text, and UTF-8?": [report for report in reports if report.invalid],
+    }
+    for what, odd in found.items():
+        if names := list(dict.fromkeys(origins[report.number][0] for report in odd)):
+            yield f"{names[0]} {f'and {len(names) - 1} more inputs hold' if names[1:] else 'holds'} {what}"
 
 
 def _encode(
@@ -206,8 +228,9 @@ def _manifest(
     order: list[tuple[int, BlockReport]],
 ) -> dict[str, Any]:
     vocabulary = merged.vocabulary
+    seen_once = int(np.count_nonzero(vocabulary.counts[len(SPECIALS) :] == 1))
     settings = asdict(options)
-    text = settings.pop("text")
+    text = {**settings.pop("text"), **source.prepared}
     settings.pop("workers")  # the result does not depend on it
     found = {
         "invalid_utf8": sum(report.invalid for _, report in order),
@@ -220,7 +243,7 @@ def _manifest(
         "version": FORMAT_VERSION,
         "source": {"name": source.name, "notes": source.notes, "files": source.records},
         "settings": {**settings, **text},
-        "vocabulary": {"size": len(vocabulary), "types": merged.types, "hash": vocabulary.hash},
+        "vocabulary": {"size": len(vocabulary), "types": merged.types, "seen_once": seen_once, "hash": vocabulary.hash},
         "splits": parts,
         "found": found,
     }

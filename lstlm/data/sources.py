@@ -20,6 +20,7 @@ class SentenceSource:
 
     sentences: Iterable[str | Sequence[str]]
     name: str = "sentences"
+    prepared: dict[str, Any] = field(default_factory=dict)
     total_bytes: int | None = None
     has_validation: bool = False
     notes: list[str] = field(default_factory=list)
@@ -76,6 +77,8 @@ def expand_paths(names: Sequence[str], option: str) -> list[str]:
     """Return the files that paths, folders (all below, but hidden ones) and globs stand for, each sorted."""
     files: list[str] = []
     for name in names:
+        if not name:
+            raise ConfigError(f"{option} '': an empty name; name a file, a folder or a glob")
         path = Path(name)
         if name == "-" or path.is_file() or path.is_fifo():
             found = [name]

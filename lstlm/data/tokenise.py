@@ -1,4 +1,4 @@
-"""A simple word tokeniser for raw English text, in the style of the One Billion Word files.
+"""How text becomes words, and a simple tokeniser for raw English text, in the style of the One Billion Word files.
 
 Words and signs are separated by spaces, and clitics stand alone: `it 's`, and `don 't` as those files have it.
 """
@@ -6,6 +6,8 @@ Words and signs are separated by spaces, and clitics stand alone: `it 's`, and `
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 _QUOTES = str.maketrans({"‘": "'", "’": "'", "‛": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "…": " ... "})
 _TOKEN = re.compile(
@@ -22,6 +24,33 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _CLOSING = frozenset(("'", ")", "]"))
+_WORD = re.compile(r"[^\x00-\x20]+")  # the blanks of a prepared text: every control character separates words
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How text becomes words: the same for a corpus and for every text that its models are asked about.
+
+    `tokenise`: none, a line is a sentence and words stand between blanks; or simple, as `tokenise_text` cuts it.
+    `strict` refuses invalid UTF-8 when a corpus is made; it changes no words.
+    """
+
+    lowercase: bool = False
+    tokenise: str = "none"
+    strict: bool = False
+
+    def apply(self, text: str) -> str:
+        """Return the text as one sentence a line, words between blanks."""
+        if self.tokenise == "simple":
+            text = tokenise_text(text)
+        # lowered last: capitals tell where sentences begin
+        return text.lower() if self.lowercase else text
+
+    def sentences(self, text: str) -> Iterator[list[str]]:
+        """Yield the words of each sentence that has any."""
+        for line in self.apply(text).split("\n"):
+            if words := _WORD.findall(line):
+                yield words
 
 
 def tokenise_line(line: str) -> list[str]:

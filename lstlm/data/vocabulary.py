@@ -55,6 +55,11 @@ class Vocabulary:
         return {word: number for number, word in enumerate(self.words)}
 
     @cached_property
+    def is_lowercase(self) -> bool:
+        """Whether no word has a capital, so that text must be lowered before it is looked up."""
+        return all(word == word.lower() for word in self.words)
+
+    @cached_property
     def hash(self) -> str:
         """The SHA-256 of the vocabulary file: two runs with one hash agree on every id and every count."""
         digest = hashlib.sha256()

@@ -11,7 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from lstlm.data.encoder import Block, BlockEncoder, BlockReport, TextOptions
+from lstlm.data.encoder import Block, BlockEncoder, BlockReport
+from lstlm.data.tokenise import TextOptions
 from lstlm.errors import LstlmError
 
 AHEAD = 2

@@ -1,7 +1,7 @@
 """How well a network predicts held-out words: loss, exact perplexity where there are probabilities, hits and ranks."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lstlm.data import Batch
+from lstlm.data import Batch, Vocabulary
 from lstlm.nn.network import Network
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with (phase, examples done since the last call, total or None); phases: `score` and `rank`."""
 
 _RANK_BATCH = 1024  # reading the vocabulary costs a factored layer the same for one example as for many
 
@@ -20,6 +23,7 @@ _RANK_BATCH = 1024  # reading the vocabulary costs a factored layer the same for
 class PerplexityResult:
     """Mean loss an example; exp(−mean log p) over `tokens`, or None without probabilities; the rest of `rank_examples`.
 
+    `known_perplexity` is that of the `known_tokens` other than <unk>, which counts as a word and an easy one.
     `top1` and `top10` are the shares of ranks within 1 and 10, `mrr` the mean of 1/rank. Ranks are exact (`rank_of`).
     """
 
@@ -30,6 +34,8 @@ class PerplexityResult:
     top10: float
     mrr: float
     rank_examples: int
+    known_perplexity: float | None
+    known_tokens: int
 
 
 def affordable_ranks(network: Network, products: int, fewest: int) -> int:
@@ -70,7 +76,12 @@ class Reservoir:
 
 
 def evaluate(
-    network: Network, batches: Iterable[Batch], *, rank_examples: int = 256, seed: int = 1
+    network: Network,
+    batches: Iterable[Batch],
+    *,
+    rank_examples: int = 256,
+    seed: int = 1,
+    progress: Progress = lambda phase, done, total: None,
 ) -> PerplexityResult:
     """Stream over `batches` once.
 
@@ -90,44 +101,39 @@ def evaluate(
                 _add_batch(network, batch, device, sums)
                 if rank_examples:
                     sample.add(batch.context, _main_targets(batch))
-            found = [_sample_ranks(network, *part, device) for part in sample.batches(_RANK_BATCH)]
+                progress("score", len(batch), None)
+            found = []
+            for contexts, targets in sample.batches(_RANK_BATCH):
+                found.append(_sample_ranks(network, contexts, targets, device))
+                progress("rank", len(targets), len(sample))
     finally:
         network.train(was_training)
     places = torch.cat(found).double() if found else torch.zeros(0, dtype=torch.float64)
     return PerplexityResult(
-        perplexity=sums.perplexity() if network.head.normalised else None,
+        perplexity=_perplexity(sums.log_prob, sums.weight) if network.head.normalised else None,
         loss=sums.loss / sums.examples if sums.examples else math.nan,
         tokens=sums.tokens,
         top1=_mean(places == 1),
         top10=_mean(places <= 10),
         mrr=_mean(1.0 / places),
         rank_examples=len(sample),
+        known_perplexity=_perplexity(sums.known_log_prob, sums.known_weight) if network.head.normalised else None,
+        known_tokens=sums.known_tokens,
     )
-
-
-@torch.no_grad()
-def word_log_probs(network: Network, batches: Iterable[Batch]) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """The log-probability of the target of each example of `batches`, (n,), for a normalised layer."""
-    device = next(chain(network.parameters(), network.buffers())).device
-    found = [np.zeros(0)]
-    for batch in batches:
-        h = network.encode(torch.as_tensor(batch.context, device=device))
-        scores = network.head.log_prob(h, torch.as_tensor(batch.target_ids, device=device))
-        found.append(scores.double().cpu().numpy())
-    return np.concatenate(found)
 
 
 class _Sums:
     """Running totals in float64, on the host."""
 
     def __init__(self) -> None:
-        self.loss = self.log_prob = self.weight = 0.0
-        self.examples = self.tokens = 0
+        self.loss = self.log_prob = self.weight = self.known_log_prob = self.known_weight = 0.0
+        self.examples = self.tokens = self.known_tokens = 0
 
-    def perplexity(self) -> float:
-        """exp(−Σ w log p / Σ w); inf rather than an overflow."""
-        mean = -self.log_prob / self.weight if self.weight > 0 else math.nan
-        return math.exp(mean) if not mean > 700 else math.inf
+
+def _perplexity(log_prob: float, weight: float) -> float:
+    """exp(−Σ w log p / Σ w); inf rather than an overflow."""
+    mean = -log_prob / weight if weight > 0 else math.nan
+    return math.exp(mean) if not mean > 700 else math.inf
 
 
 def _add_batch(network: Network, batch: Batch, device: torch.device, sums: _Sums) -> None:
@@ -137,7 +143,9 @@ def _add_batch(network: Network, batch: Batch, device: torch.device, sums: _Sums
     weights = torch.ones(ids.shape, dtype=torch.float64, device=device) if values is None else values.double()
     h = network.encode(context)
     sums.examples += len(ids)
+    known = ids != Vocabulary.unk_id
     sums.tokens += int((weights > 0).sum())
+    sums.known_tokens += int(((weights > 0) & known).sum())
     if not network.head.normalised:
         sums.loss += float(network.head(h, ids, values).double().sum())
         return
@@ -145,6 +153,8 @@ def _add_batch(network: Network, batch: Batch, device: torch.device, sums: _Sums
     terms = torch.where(weights > 0, weights * network.head.log_prob(h, ids).double(), 0.0)
     sums.log_prob += float(terms.sum())
     sums.weight += float(weights.sum())
+    sums.known_log_prob += float(terms[known].sum())
+    sums.known_weight += float(weights[known].sum())
     sums.loss = -sums.log_prob  # the loss of every normalised layer is Σ weight·(−log p)
 
 
@@ -162,3 +172,14 @@ def _sample_ranks(network: Network, contexts: Any, targets: Any, device: torch.d
 
 def _mean(values: Tensor) -> float:
     return float(values.double().mean()) if len(values) else math.nan
+
+
+@torch.no_grad()
+def word_scores(network: Network, batches: Iterable[Batch]) -> Iterator[tuple[int, float]]:
+    """Yield (target, score) for each example in turn: log p, or −loss where the layer has no probabilities."""
+    device = next(chain(network.parameters(), network.buffers())).device
+    for batch in batches:
+        ids = torch.as_tensor(batch.target_ids, device=device)
+        h = network.encode(torch.as_tensor(batch.context, device=device))
+        scores = network.head.log_prob(h, ids) if network.head.normalised else -network.head(h, ids)
+        yield from zip(ids.tolist(), scores.double().tolist(), strict=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lstlm.data import Vocabulary
+from lstlm.data.tokenise import TextOptions
 from lstlm.errors import ConfigError
 from lstlm.nn.network import Network
 
@@ -14,28 +15,24 @@ GAP = "_"
 _BLOCK = 1 << 16  # words whose probabilities are computed at a time
 
 
-def is_lowercase(vocabulary: Vocabulary) -> bool:
-    """Whether the vocabulary has no capitals, so that text must be lowered before it is looked up."""
-    return all(word == word.lower() for word in vocabulary.words)
-
-
 class Predictor:
     """Reads text as the training data was read, and asks the network."""
 
-    def __init__(self, network: Network, vocabulary: Vocabulary, *, context: int, kind: str) -> None:
+    def __init__(self, network: Network, vocabulary: Vocabulary, *, context: int, kind: str, text: TextOptions) -> None:
         if kind == "cooccurrence":
             raise ConfigError("a run of context_kind cooccurrence scores pairs, not the next word; ask `lstlm nn`")
         self._network, self._vocabulary = network, vocabulary
-        self._context, self._kind = context, kind
-        self._lower = is_lowercase(vocabulary)
+        self._context, self._kind, self._text = context, kind, text
 
     def read(self, text: str) -> tuple[list[int], list[str]]:
         """The ids of the context that the model sees, and its words that the vocabulary lacks.
 
+        Of several sentences the one with the gap counts, else the last: no example of training crosses their border.
         previous: the last n words, <s> before the first; window: n/2 words on either side of a lone `_` (or before the
         end), padded with <s> and </s>; bag: the last word.
         """
-        words = text.split()
+        sentences = list(self._text.sentences(text)) or [[]]
+        words = next((words for words in sentences if self._kind == "window" and GAP in words), sentences[-1])
         known = self._vocabulary
         if self._kind == "previous":
             before, after = words[-self._context :], []
@@ -59,10 +56,9 @@ class Predictor:
     def _encode(self, words: list[str], missing: list[str]) -> list[int]:
         ids = []
         for word in words:
-            seen = word.lower() if self._lower else word
-            if seen not in self._vocabulary.index:
+            if word not in self._vocabulary.index:
                 missing.append(word)
-            ids.append(self._vocabulary.index.get(seen, self._vocabulary.unk_id))
+            ids.append(self._vocabulary.index.get(word, self._vocabulary.unk_id))
         return ids
 
     @torch.no_grad()

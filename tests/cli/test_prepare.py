@@ -14,6 +14,10 @@ from click.testing import CliRunner, Result
 
 from lstlm.cli import cli
 from lstlm.data import Corpus, prepare
+from lstlm.data.blocks import BLOCK_BYTES
+from lstlm.data.prepare import _blocks_at_most
+from lstlm.data.tokenise import TextOptions
+from lstlm.data.workers import WorkerPool
 from tests.helpers import tiny_text
 
 
@@ -71,7 +75,9 @@ def test_the_standard_input_and_several_sources(tmp_path: Path, text: Path) -> N
         (["--source", "{folder}/bad.txt", "--strict"], 3, "invalid UTF-8 at byte 2"),
         (["--source", "{folder}/cut.gz"], 3, "cut.gz: truncated"),
         (["--source", "1b", "--data-folder", "{folder}"], 3, "--download"),
-        ([], 2, "--source"),
+        ([], 2, "no text: name files or folders"),
+        (["--source", ""], 2, "--source '': an empty name"),
+        ([""], 2, "an empty name"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_right_code_and_nothing_is_written(
@@ -148,3 +154,54 @@ def test_real_held_out_shards(tmp_path: Path) -> None:
     counts = [len(file.read_bytes().split()) for file in files]
     splits = json.loads(result.stdout)["splits"]
     assert [splits["train"]["words"], splits["valid"]["words"]] == counts
+
+
+def test_text_needs_no_flag(text: Path, tmp_path: Path) -> None:
+    named, given = (
+        run("--source", text, "--out", tmp_path / "a", "--json"),
+        run(text, "--out", tmp_path / "b", "--json"),
+    )
+    assert given.exit_code == 0
+    assert json.loads(given.stdout)["vocabulary"] == json.loads(named.stdout)["vocabulary"]
+
+
+def test_a_vocabulary_of_words_seen_once_gets_a_hint(tmp_path: Path) -> None:
+    rare = tmp_path / "rare.txt"
+    rare.write_text("one two three four\nand and and so so\n")  # four of nine: <unk> <s> </s> are words as well
+    assert run(rare, "--out", tmp_path / "a", "--valid-fraction", 0).stderr == ""
+    rare.write_text("one two three four five six\nand and and so so\n")
+    hint = "note: 6 of 11 words were seen once, and nothing is learnt of them: try --min-count 5\n"
+    assert run(rare, "--out", tmp_path / "b", "--valid-fraction", 0).stderr == hint
+    assert run(rare, "--out", tmp_path / "c", "--valid-fraction", 0, "--min-count", 1).stderr == ""
+
+
+def test_what_is_not_text_is_said_on_stderr(tmp_path: Path) -> None:
+    plain, binary, latin = tmp_path / "plain.txt", tmp_path / "binary.bin", tmp_path / "latin.txt"
+    plain.write_text("plain plain text text\n")
+    binary.write_bytes(b"\x00\x01binary\x00\n")
+    latin.write_bytes("été été été\n".encode("latin-1"))
+    result = run(plain, binary, latin, "--out", tmp_path / "out", "--valid-fraction", 0, "--json")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"note: {binary} holds NUL bytes: is that text?",
+        f"note: {latin} holds invalid UTF-8, replaced by U+FFFD: is that text, and UTF-8?",
+    ]
+
+
+def test_more_workers_than_cores_or_text_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Counted(WorkerPool):
+        def __init__(self, folder: Path, workers: int, options: TextOptions) -> None:
+            started.append(workers)
+            super().__init__(folder, workers, options)
+
+    monkeypatch.setattr("lstlm.data.prepare.WorkerPool", Counted)
+    monkeypatch.setattr("lstlm.cli.prepare.usable_cores", lambda: 3)
+    large = tmp_path / "large.txt"
+    large.write_text("so many words on a line\n" * 250_000)
+    assert run(large, "--out", tmp_path / "out", "--workers", 200).exit_code == 0
+    assert started == [3]
+    assert _blocks_at_most(None) > 1 << 30
+    assert _blocks_at_most(50_000) == 1
+    assert _blocks_at_most(3 * BLOCK_BYTES) == 31

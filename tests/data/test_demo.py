@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lstlm.data.demo import PIECES, DemoSource, Piece, _joint_hash
-from lstlm.data.tokenise import tokenise_line, tokenise_text
+from lstlm.data.tokenise import TextOptions, tokenise_line, tokenise_text
 from lstlm.data.wikitext import clean_wikitext, read_articles
 from lstlm.errors import DataError
 
@@ -116,6 +116,7 @@ def test_the_demo_uses_what_is_installed_and_says_what_is_not(monkeypatch: pytes
     monkeypatch.setattr(Piece, "files", lambda self: found.get(self.package, []))
     source = DemoSource(pieces=(here, gone, other))
     assert read(source) == "some text .\n" * 2
+    assert TextOptions(**source.prepared).apply("Some Text.") == "some text .\n"  # what the manifest will say
     assert source.notes == [
         "the demo text of no-such-package-anywhere==2.0 is not installed: less text",
         "the text of other is not that of 1.0: figures will differ",

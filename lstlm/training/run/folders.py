@@ -1,6 +1,6 @@
 """Names and ownership of run folders. No torch here: the command line answers wrong paths before it loads anything.
 
-RUN/config.yaml  vocab.tsv  environment.json  status.json  metrics.jsonl  events.out.…  checkpoints/
+RUN/config.yaml  corpus.json  vocab.tsv  environment.json  status.json  metrics.jsonl  events.out.…  checkpoints/
     vectors.tsv  metadata.tsv  projector_config.pbtxt    (at the end, for TensorBoard's projector)
 """
 
@@ -16,7 +16,7 @@ CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
 _MARKS = ("status.json", _LOCK)  # one of them is in every run folder
 _FOREIGN = "manifest.json"  # of a corpus, whose vocab.tsv is not ours, or of a checkpoint
-_OWN_FILES = ("config.yaml", "vocab.tsv", "environment.json", "status.json", "metrics.jsonl")
+_OWN_FILES = ("config.yaml", "corpus.json", "vocab.tsv", "environment.json", "status.json", "metrics.jsonl")
 _PROJECTOR_FILES = ("vectors.tsv", "metadata.tsv", "projector_config.pbtxt")
 _RUN_NAMES = {CHECKPOINTS, *_OWN_FILES, *_PROJECTOR_FILES}
 

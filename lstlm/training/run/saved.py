@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,23 @@ import torch
 
 from lstlm import environment
 from lstlm.config import Config, dump_config, load_config
-from lstlm.data import Vocabulary
+from lstlm.data import Corpus, Vocabulary
+from lstlm.data.tokenise import TextOptions
 from lstlm.errors import CheckpointError
 from lstlm.nn.network import Network
 from lstlm.training.run.checkpoint import MANIFEST, Checkpoint, newest_valid, open_checkpoint, step_folders
 from lstlm.training.run.files import write_atomic, write_json
 from lstlm.training.run.folders import CHECKPOINTS
+from lstlm.training.run.origin import read_origin, write_origin
 from lstlm.training.run.shards import load_network
 
 
-def describe(folder: Path, config: Config, vocabulary: Vocabulary, device: torch.device) -> None:
-    """Write config.yaml, vocab.tsv (once) and environment.json."""
+def describe(folder: Path, config: Config, corpus: Corpus, device: torch.device) -> None:
+    """Write config.yaml, corpus.json, vocab.tsv (once) and environment.json."""
     write_atomic(folder / "config.yaml", dump_config(config))
+    write_origin(folder, corpus)
     if not (folder / "vocab.tsv").is_file():
-        vocabulary.write(folder / "vocab.tsv")
+        corpus.vocabulary.write(folder / "vocab.tsv")
     facts = {**environment.describe(), "device": str(device), "command": sys.argv, "folder": os.getcwd()}
     write_json(folder / "environment.json", facts)
 
@@ -46,7 +49,10 @@ def checkpoint_for(path: Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model with what is needed to use it; the corpus is not."""
+    """A trained model with what is needed to use it; the corpus is not.
+
+    `text` makes words of any text as the corpus did; `unknown_share` is how many of the corpus's own were <unk>.
+    """
 
     config: Config
     vocabulary: Vocabulary
@@ -54,6 +60,8 @@ class LoadedRun:
     step: int
     folder: Path
     checkpoint: Path
+    text: TextOptions
+    unknown_share: float
 
 
 def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedRun:
@@ -71,7 +79,12 @@ def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedR
     network = Network(config, vocabulary.counts, device=place, generator=generator)
     load_network(network, checkpoint)
     network.eval()
-    return LoadedRun(config, vocabulary, network, checkpoint.step, folder, checkpoint.folder)
+    origin = read_origin(folder)
+    # a corpus without capitals was lowered before it came to us
+    text = replace(origin.text, lowercase=origin.text.lowercase or vocabulary.is_lowercase)
+    return LoadedRun(
+        config, vocabulary, network, checkpoint.step, folder, checkpoint.folder, text, origin.unknown_share
+    )
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _begin(config: Config, folder: Path, corpus: Corpus, options: _Options) -> t
         if world != before:
             examples = config.train.batch_size * world
             notes.append(f"{before} ranks then, {world} now: a step takes {examples} examples, {world} × batch_size")
-    describe(folder, config, corpus.vocabulary, options.device)
+    describe(folder, config, corpus, options.device)
     return None if checkpoint is None else str(checkpoint.folder), notes
 
 
