@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-
+from lstlm.bench.made_up import write_text
 from lstlm.bench.records import Column, Record, table
 from lstlm.cores import usable_cores
 from lstlm.data import Corpus, Examples
@@ -24,7 +23,6 @@ from lstlm.errors import ConfigError
 
 KINDS = ("previous", "window", "bag")
 TYPES = 200_000
-SENTENCE = 25
 _PACKED = (".gz", ".bz2", ".xz", ".lzma", ".zst")
 
 
@@ -47,25 +45,12 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     if plan.source is not None and plan.source.suffix in _PACKED:
         raise ConfigError(f"--source {plan.source}: packed; unpack it, or the others would be timed for unpacking")
     with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
-        path = plan.source or _made_up(Path(folder) / "text.txt", plan.words)
+        path = plan.source or write_text(Path(folder) / "text.txt", plan.words, TYPES)
         words = sum(len(line.split()) for line in path.open("rb"))  # also brings the file into the system's cache
         say(f"{path if plan.source else 'made-up text'}: {words:,} words, {path.stat().st_size / 2**20:.1f} MiB")
         records = _counters(plan, path, words, Path(folder), say)
         records += _minibatches(plan, Corpus.open(Path(folder) / "corpus"), say)
     return records
-
-
-def _made_up(path: Path, words: int) -> Path:
-    """Write Zipfian words, the frequent ones short, in sentences of 25."""
-    random = np.random.default_rng(1)
-    cumulative = np.cumsum(1.0 / (np.arange(TYPES) + 2.7))
-    names = [np.base_repr(number + 36, 36).lower() for number in range(TYPES)]
-    with path.open("w", encoding="ascii") as file:
-        for _ in range(0, words, 100 * SENTENCE):
-            ids = np.searchsorted(cumulative, random.random(100 * SENTENCE) * cumulative[-1]).clip(0, TYPES - 1)
-            text = [names[number] for number in ids.tolist()]
-            file.writelines(" ".join(text[i : i + SENTENCE]) + "\n" for i in range(0, len(text), SENTENCE))
-    return path
 
 
 def _counters(plan: Plan, path: Path, words: int, folder: Path, say: Callable[[str], None]) -> list[Record]:

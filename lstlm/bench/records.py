@@ -15,7 +15,7 @@ from lstlm.errors import ConfigError, DataError, LstlmError
 
 Record = dict[str, Any]
 Document = dict[str, Any]
-KINDS = ("output", "model", "learning", "data", "distributed")
+KINDS = ("output", "model", "learning", "data", "distributed", "scale")
 
 
 def make_document(kind: str, records: Iterable[Record], **more: Any) -> Document:

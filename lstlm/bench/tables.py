@@ -7,7 +7,7 @@ from importlib import import_module
 from lstlm.bench.records import Document
 from lstlm.errors import ConfigError
 
-WITH_TABLE = ("output", "model", "learning", "data", "distributed")
+WITH_TABLE = ("output", "model", "learning", "data", "distributed", "scale")
 
 
 def markdown(document: Document) -> str:

@@ -253,6 +253,43 @@ def distributed(**given: Any) -> None:
 @command.command(
     epilog="""\b
 Example:
+  lstlm bench scale --quick
+  lstlm bench scale --threads 1 --json scale.json                  # 20 GB of disk, half an hour
+  lstlm bench scale --words 100000000 --minutes 2 --dir /data/rehearsal --keep
+"""
+)
+@click.option("--config", "configs", multiple=True, metavar="FILE|RECIPE",
+              help="Configuration to train; repeatable.  [paper-z, lm-shortlist]")  # fmt: skip
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of all configurations.")
+@click.option("--words", type=click.IntRange(1000), help="Words of text to make up.  [768,648,884]")
+@click.option("--types", type=click.IntRange(10), help="Words of the vocabulary, D.  [793,471]")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes of training for each.  [10]")
+@click.option("--dir", "folder", type=click.Path(path_type=Path, file_okay=False),
+              help="Where the text, the corpus and the runs go.  [a temporary folder]")  # fmt: skip
+@click.option("--keep", is_flag=True, help="Leave the prepared corpus in --dir, for the next time.")
+@common.record_options
+def scale(**given: Any) -> None:
+    """Rehearse the full size: prepare made-up text as large as the One Billion Word benchmark, train on it, resume."""
+    from lstlm.bench import scale as bench
+
+    quick = given["quick"]
+    words, types, minutes = (300_000, 5_000, 0.1) if quick else (bench.WORDS, bench.TYPES, 10.0)
+    plan = bench.Plan(
+        configs=given["configs"] or bench.CONFIGS,
+        overrides=given["overrides"],
+        words=given["words"] or words,
+        types=given["types"] or types,
+        minutes=given["minutes"] or minutes,
+        threads=given["threads"] or 1,
+        folder=given["folder"],
+        keep=given["keep"],
+    )
+    common.deliver("scale", bench.run(plan, common.say), given)
+
+
+@command.command(
+    epilog="""\b
+Example:
   lstlm bench plot output-1.json output-2.json --plot output.png
 """
 )

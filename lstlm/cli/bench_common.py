@@ -79,17 +79,22 @@ def effort_options(seconds: float, steps: int) -> Callable[[_Function], _Functio
     return decorate
 
 
-def shared_options(function: _Function) -> _Function:
-    """Add --threads, --quick, --json and --plot."""
+def record_options(function: _Function) -> _Function:
+    """Add --threads, --quick and --json."""
     path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
     for flag, options in (
-        ("--plot", {"type": click.Path(path_type=Path), "help": "Picture to draw: .png, .pdf or .svg."}),
         ("--json", {"type": path, "help": "File for the records; - prints them, and only them, on stdout."}),
         ("--quick", {"is_flag": True, "help": "Small sizes and few steps: to see it work, within a minute."}),
         ("--threads", {"type": click.IntRange(1, MOST_THREADS), "help": "Number of threads.  [torch's]"}),
     ):
         function = click.option(flag, **options)(function)  # type: ignore[arg-type]
     return function
+
+
+def shared_options(function: _Function) -> _Function:
+    """Add --threads, --quick, --json and --plot."""
+    picture = click.Path(path_type=Path)
+    return record_options(click.option("--plot", type=picture, help="Picture to draw: .png, .pdf or .svg.")(function))
 
 
 def names(given: str | None, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
@@ -144,7 +149,7 @@ def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **m
         if target is not None:
             write(document, target)
             say(f"records: {target}")
-    if given["plot"] is not None:
+    if given.get("plot") is not None:
         draw(document, given["plot"])
 
 

@@ -53,11 +53,11 @@ class Trainer:
                 self._take_step()
             if not stopped():
                 self._wind_up(stopped)
-            self._note_written(self._writer.wait())
+            self._note_finished(self._writer.wait())
             # A budget that ran out while the last checkpoint was written must be found spent by whoever resumes.
             if self._unsaved or self.budget.spent(0, self.elapsed()) > self.budget.spent(0, self._saved_elapsed):
                 self._save()
-                self._note_written(self._writer.wait())
+                self._note_finished(self._writer.wait())
 
     def finished(self) -> bool:
         """Say whether there is nothing left to do."""
@@ -73,7 +73,7 @@ class Trainer:
     def _do_what_is_due(self, stopped: Callable[[], bool]) -> None:
         """Log, evaluate and save as the step number asks. A resumed run begins here, with what was left out."""
         step, train = self.progress.step, self.config.train
-        self._note_written(self._writer.poll())
+        self._note_finished(self._writer.poll())
         if self.progress.loss_steps and step % train.log_every == 0:
             self._log()
         improved = step > self.progress.evaluated_step and step % train.eval_every == 0 and self._evaluate(stopped)
@@ -147,7 +147,7 @@ class Trainer:
         text = f"step {failed.step}: {error}; {where} ({self.progress.rollbacks} of {limit})"
         self.log.event(checkpoint.step, "rollback", text)
         self._save()  # over the checkpoint just read: whoever is killed from now on must not resume with the old rates
-        self._note_written(self._writer.wait())
+        self._note_finished(self._writer.wait())
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Return to a checkpoint: tensors, position in the data and counters."""
@@ -177,22 +177,22 @@ class Trainer:
 
     def _newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies, and what was skipped."""
-        self._note_written(self._writer.wait())
+        self._note_finished(self._writer.wait())
         return newest_valid(step_folders(self.root))
 
     def _write(self, contents: dict[str, Any]) -> None:
-        """Begin to write a checkpoint of the files `contents`."""
-        self._note_written(self._writer.wait())
+        """Make a checkpoint of the files `contents`; its end is in the background."""
+        self._note_finished(self._writer.wait())
         self._writer.save(self.progress.step, contents, best=self._is_best())
 
     def _is_best(self) -> bool:
         """Say whether the last evaluation was made at this step and is the best so far."""
         return self.progress.best_step == self.progress.step and self.progress.best_loss is not None
 
-    def _note_written(self, seconds: float | None) -> None:
-        """Log how long a checkpoint took to be written in the background, once it is."""
+    def _note_finished(self, seconds: float | None) -> None:
+        """Log how long a checkpoint took in the background, once it is done."""
         if seconds is not None:
-            self.log.scalars(self.progress.step, {"time/checkpoint_written_s": seconds})
+            self.log.scalars(self.progress.step, {"time/checkpoint_finished_s": seconds})
 
     def _evaluate(self, stopped: Callable[[], bool]) -> bool:
         """Evaluate, log, and say whether this is the best so far; a signal gives it up and leaves it due."""
@@ -225,6 +225,7 @@ class Trainer:
         values = {
             "loss/train": self.progress.close_interval(),
             "progress/epoch": self.progress.step / self.learner.examples.batches_per_epoch,
+            "progress/words": self.progress.words,
             "progress/elapsed_s": elapsed,
             "progress/train_s": elapsed - self.progress.aside + self.learner.seconds_before,
             "optim/lr_scale": self._lr_scale(),
