@@ -1,12 +1,28 @@
-"""A small prepared corpus for tests: about 200 words, a few thousand tokens, always the same, made at once."""
+"""What tests share: a small prepared corpus, always the same, made at once; and waiting for what must happen."""
 
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lstlm.data import Corpus
 from lstlm.data.inputs import FileSource
 from lstlm.data.prepare import PrepareOptions, prepare
+
+PATIENCE_S = 600.0
+"""Seconds after which a test calls something a hang. No test says anything about how fast the machine is."""
+
+
+def wait_until(happened: Callable[[], bool], what: str, process: subprocess.Popen[Any] | None = None) -> None:
+    """Look again and again until it has happened, or until the `process` that should bring it about has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert process is None or process.poll() is None or happened(), f"ended with {process.returncode}: {what}"
+        assert time.monotonic() < deadline, f"a hang: {what}"
+        time.sleep(0.02)
 
 
 def tiny_text(sentences: int = 400, words: int = 200, seed: int = 0) -> str:

@@ -11,7 +11,7 @@ from click.shell_completion import shell_complete
 
 from lstlm import __version__
 from lstlm.cli import common
-from lstlm.cli.outcome import run_and_report
+from lstlm.cli.outcome import leave, run_and_report
 
 # name → one line of help; the command is the attribute `command` of lstlm.cli.<name>
 COMMANDS = {
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         # "bash_source" prints the completion script, "bash_complete" answers the shell's question.
         if instruction := os.environ.get("_LSTLM_COMPLETE"):
             sys.exit(shell_complete(self, {}, "lstlm", "_LSTLM_COMPLETE", instruction))
-        sys.exit(run_and_report(self, list(sys.argv[1:] if args is None else args) or ["--help"]))
+        leave(run_and_report(self, list(sys.argv[1:] if args is None else args) or ["--help"]))
 
 
 EPILOGUE = """\b

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -36,6 +37,20 @@ def run_and_report(cli: click.Group, arguments: list[str]) -> int:
         if debug:
             traceback.print_exc()
         return _explain(error, "" if debug else "; run again with --debug for details")
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; at once where it is still in a group of ranks, as after a failure: nobody says goodbye then.
+
+    The group's threads would go on while the interpreter ends, and abort the process with an exit code of their own.
+    """
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(cli: click.Group, arguments: list[str]) -> int:

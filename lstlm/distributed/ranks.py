@@ -18,6 +18,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Now, before any group exists: its functions keep the group of that moment as a default argument, so that closing it
+# later would end none of its threads. The first optimiser would import it otherwise.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
@@ -89,7 +93,7 @@ class Ranks:
         return cls(device, timeout_s, share_memory=share_memory)
 
     def close(self) -> None:
-        """Leave the group. Not after a failure: there is nobody to say goodbye to."""
+        """Leave the group, whose threads end. Not after a failure, where nobody answers: then leave by `os._exit`."""
         if self.memory is not None:
             self.memory.close()
         dist.destroy_process_group()

@@ -24,6 +24,7 @@ from lstlm.cli import cli
 from lstlm.config import Config
 from lstlm.errors import LstlmError, NumericsError
 from lstlm.training.loop.learner import Learner
+from tests.helpers import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +129,7 @@ def test_signals_end_the_ranks_too_and_in_silence(
     try:
         assert process.stderr is not None and process.stderr.readline() == "ready\n"
         tell(process.pid, number)
-        _, err = process.communicate(timeout=200)  # until the rank, too, has closed stderr
+        _, err = process.communicate(timeout=PATIENCE_S)  # until the rank, too, has closed stderr
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

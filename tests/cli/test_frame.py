@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from lstlm import __version__
 from lstlm.cli import COMMANDS, cli, common
 from lstlm.errors import CheckpointError, ConfigError, DataError, NumericsError
+from tests.helpers import PATIENCE_S
 
 LSTLM = [sys.executable, "-m", "lstlm"]
 
@@ -249,7 +250,7 @@ def test_signals_unwind_and_set_the_exit_code(number: signal.Signals, code: int,
     assert process.stderr.readline() == "ready\n"
     time.sleep(0.05)  # let it enter sleep(); either way the outcome is the same
     process.send_signal(number)
-    _, rest = process.communicate(timeout=200)
+    _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert rest.startswith("cleaned\n")
     assert rest.endswith(last)
@@ -273,7 +274,9 @@ cli.main(["env"])
 def test_a_signal_during_an_import_waits_for_its_end(number: signal.Signals, code: int, tmp_path: Path) -> None:
     module = f"import os\nos.kill(os.getpid(), {int(number)})\nprint('imported', flush=True)\n"
     (tmp_path / "signalled.py").write_text(module)
-    done = subprocess.run([sys.executable, "-c", IMPORTER, tmp_path], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTER, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.returncode, done.stdout) == (code, "imported\n")
 
 
@@ -281,3 +284,31 @@ def test_shell_completion_knows_the_commands() -> None:
     environment = {**os.environ, "_LSTLM_COMPLETE": "bash_complete", "COMP_WORDS": "lstlm ex", "COMP_CWORD": "1"}
     done = subprocess.run(LSTLM, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["plain,export"]
+
+
+FAILING = """
+import atexit, sys
+from pathlib import Path
+import torch
+import lstlm.environment
+from lstlm.cli import cli
+from lstlm.distributed import RankLost, Ranks
+atexit.register(print, "the interpreter ended")
+def describe():
+    ranks = Ranks.through_file(Path(sys.argv[1]) / "store", 0, 1, torch.device("cpu"), 60.0)
+    print("said before")
+    if sys.argv[2] == "closed":
+        ranks.close()
+    raise RankLost("the others are gone")
+lstlm.environment.describe = describe
+cli.main(["env"])
+"""
+
+
+@pytest.mark.parametrize(("group", "out"), [("open", ""), ("closed", "the interpreter ended\n")])
+def test_a_failure_among_ranks_has_our_exit_code(group: str, out: str, tmp_path: Path) -> None:
+    """The threads of a group that nobody closed must not live to see the interpreter end: they abort."""
+    command = [sys.executable, "-c", FAILING, str(tmp_path), group]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (1, f"said before\n{out}")
+    assert done.stderr == "lstlm: error: the others are gone\n"

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from lstlm.data.blocks import BLOCK_BYTES
 from lstlm.data.prepare import _blocks_at_most
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.workers import WorkerPool
-from tests.helpers import tiny_text
+from tests.helpers import PATIENCE_S, tiny_text, wait_until
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> Result:
@@ -134,11 +133,9 @@ def test_workers_in_processes_of_their_own_and_an_interrupt(tmp_path: Path) -> N
     with fifo.open("wb") as pipe:  # held open: the run waits for more text
         pipe.write(big.read_bytes())
         pipe.flush()
-        while not list(tmp_path.glob(".out.tmp-*/worker-1.*")):
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: any(tmp_path.glob(".out.tmp-*/worker-1.*")), "no worker is at work", process)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
     assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "fifo"]
     done = subprocess.run([*command, str(big), "--json"], capture_output=True, check=True)

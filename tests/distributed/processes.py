@@ -9,8 +9,13 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from lstlm.distributed import Ranks
+from tests.helpers import PATIENCE_S
 
-TIMEOUT_S = 30.0
+
+def gloo_threads() -> list[str]:
+    """Return the names of the threads of this process that belong to a process group."""
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if name.startswith(("gloo", "pt_gloo"))]
 
 
 def _one(
@@ -21,7 +26,9 @@ def _one(
     try:
         ranks = Ranks.through_file(place, rank, world, torch.device("cpu"), timeout_s, share_memory=share_memory)
         torch.save(work(ranks, *arguments), folder / f"result-{rank}")
+        joined = gloo_threads()
         ranks.close()
+        (folder / f"threads-{rank}").write_text(f"{len(joined)} {len(gloo_threads())}")
     except BaseException:
         (folder / f"error-{rank}").write_text(traceback.format_exc())
         raise
@@ -32,7 +39,7 @@ def run_ranks(
     folder: Path,
     work: Callable[..., Any],
     *arguments: Any,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = PATIENCE_S,
     share_memory: bool = True,
 ) -> list[Any]:
     """Call work(ranks, *arguments), a function of a module, in `world` processes; return the results by rank.
@@ -49,7 +56,7 @@ def run_ranks(
     for process in started:
         process.start()
     for process in started:
-        process.join(4 * TIMEOUT_S)
+        process.join(2 * PATIENCE_S)
     errors = [path.read_text() for path in sorted(folder.glob("error-*"))]
     assert not errors, "\n".join(errors)
     assert [process.exitcode for process in started] == [0] * world

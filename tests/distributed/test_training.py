@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from lstlm.training.loop.ranked import RankLearner
 from lstlm.training.run.saved import load_run
 from lstlm.training.run.session import train
 from tests.distributed.processes import run_ranks
-from tests.helpers import write_tiny_corpus
+from tests.helpers import wait_until, write_tiny_corpus
 
 CPU = torch.device("cpu")
 SMALL = """
@@ -201,11 +200,8 @@ def hanging(ranks: Ranks, folder: Path) -> str:
     ranks.timeout_s = ranks.memory.timeout_s = 2.0  # from now on: to find each other, they may take their time
     given_up = folder / "given-up"
     if ranks.rank == 1:
-        for _ in range(200):
-            if given_up.exists():
-                return "was given up"
-            time.sleep(0.1)
-        return "was waited for"
+        wait_until(given_up.exists, "nobody gives this rank up")
+        return "was given up"
     with pytest.raises(RankLost) as error:
         ranks.total_(torch.ones(3))
     given_up.touch()
@@ -233,3 +229,11 @@ def test_a_rank_that_dies_ends_the_others_with_one_line(tmp_path: Path, corpus: 
     assert "one of them has died or hangs" in line and "--resume auto" in line and "\n" not in line
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "failed" and "RankLost" in status["error"]
+
+
+def test_closing_a_group_ends_its_threads(tmp_path: Path, corpus: Path) -> None:
+    """A thread that outlives the group may wake when the interpreter is gone, and abort a process that was done."""
+    run_ranks(2, tmp_path, run, configuration(corpus), tmp_path / "run")
+    for rank in range(2):
+        before, after = map(int, (tmp_path / f"threads-{rank}").read_text().split())
+        assert before > 0 and after == 0

@@ -16,10 +16,10 @@ from lstlm.training.loop.learner import Learner
 from lstlm.training.run import background
 from lstlm.training.run.background import CheckpointWriter
 from lstlm.training.run.checkpoint import open_checkpoint, step_folders
+from tests.helpers import PATIENCE_S
 from tests.training.harness import Cli, figures, fingerprint, status
 
 FACTS = {"config_sha256": "c", "vocabulary_sha256": "v"}
-PATIENCE = 100  # seconds until a hang is called one
 
 
 def before_finishing(monkeypatch: pytest.MonkeyPatch, hook: Callable[[int], None]) -> None:
@@ -56,7 +56,7 @@ def test_training_goes_on_and_the_checkpoint_does_not_see_it(
 
     def hold(step: int) -> None:
         if step == 10:
-            assert taken.wait(PATIENCE)
+            assert taken.wait(PATIENCE_S)
         saved.append(step)
 
     before_finishing(monkeypatch, hold)
@@ -85,7 +85,7 @@ def test_a_signal_waits_for_the_writer(lstlm: Cli, tmp_path: Path, monkeypatch: 
 
     def hold(step: int) -> None:
         steps.append(step)
-        assert step != 10 or told.wait(PATIENCE)
+        assert step != 10 or told.wait(PATIENCE_S)
 
     before_finishing(monkeypatch, hold)
     assert lstlm(tmp_path / "run").code == 143
@@ -122,7 +122,7 @@ def test_an_error_of_training_waits_for_the_writer_too(
             raise LstlmError("something else")
 
     after_steps(monkeypatch, fail)
-    before_finishing(monkeypatch, lambda step: None if step < 10 else raised.wait(PATIENCE) and None)
+    before_finishing(monkeypatch, lambda step: None if step < 10 else raised.wait(PATIENCE_S) and None)
     outcome = lstlm(tmp_path / "run")
     assert outcome.code == 1 and "something else" in outcome.err
     assert open_checkpoint(tmp_path / "run" / "checkpoints" / "last").step == 10
@@ -141,7 +141,7 @@ def test_a_roll_back_goes_to_the_checkpoint_that_was_being_written(
         return finite(self, loss, gradient)
 
     monkeypatch.setattr(Learner, "_finite", poison)
-    before_finishing(monkeypatch, lambda step: None if step != 10 else poisoned.wait(PATIENCE) and None)
+    before_finishing(monkeypatch, lambda step: None if step != 10 else poisoned.wait(PATIENCE_S) and None)
     outcome = lstlm.ok(tmp_path / "run")
     assert "step 12: the loss of the batch is nan; back to step 10 with the rates at ×0.5" in outcome.err
 
