@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from lstlm.bench.methods import SOFTMAX, Method, learning_rate, make_layer, make_runner
+from lstlm.bench.methods import Method, learning_rate, make_layer, make_runner
 from lstlm.bench.workload import Workload
-from lstlm.errors import NumericsError
-from lstlm.spherical import make_loss
+from lstlm.errors import ConfigError, NumericsError
+from lstlm.registry import OUTPUTS, load
 
 VOCAB, WIDTH, STEPS = 400, 40, 8
 TOLERANCE = 1e-8
@@ -29,8 +29,8 @@ def verify(method: Method, d: int, m: int) -> float:
     # With all words as candidates the sampled softmax is the full one, so that it has a right answer.
     # A tight range makes the stabiliser repair within a few steps.
     tight = {} if method.stabilise == "lazy" else {"stabilise_every": 2}
-    factored = {"stabilise_range": (0.7, 1.5), **tight}
-    layer = make_layer(method, hidden, work.counts, dtype=torch.float64, candidates=VOCAB, factored=factored)
+    settings = {"candidates": VOCAB, "stabilise_range": (0.7, 1.5), **tight}
+    layer = make_layer(method, hidden, work.counts, dtype=torch.float64, settings=settings)
     oracle = make_oracle(method, layer)
     batches = [next(work) for _ in range(STEPS)]
     lr = learning_rate(method, VOCAB, [h for h, _ in batches[:3]]) / 2
@@ -90,9 +90,9 @@ class Oracle:
 class SphericalOracle(Oracle):
     """ℓ(‖o‖², Σo, o_target) with o = W h + b in full; only the value of the loss is taken from the package."""
 
-    def __init__(self, loss: str, layer: Any) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__([layer.weight(), layer.bias_vector()])
-        self.loss = make_loss(loss)
+        self.loss = layer.loss
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
         W, b = self.parts
@@ -164,7 +164,11 @@ class AdaptiveOracle(Oracle):
 
 def make_oracle(method: Method, layer: Any) -> Oracle:
     """Return the oracle that starts from the layer's weights."""
-    if method.name not in SOFTMAX:
-        return (LogProbOracle if method.name == "log_prob" else SphericalOracle)(method.loss, layer)
-    makers = {"hierarchical": TwoLevelOracle, "adaptive": AdaptiveOracle}
-    return makers.get(method.name, SoftmaxOracle)(layer)
+    make = OUTPUTS[method.kind].reference
+    if make is None:
+        raise ConfigError(
+            f"--methods {method.name}: its entry in the registry names no reference to verify it against; "
+            "what is not verified is not timed"
+        )
+    oracle: Oracle = LogProbOracle(layer) if method.name == "log_prob" else load(make)(layer)
+    return oracle

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lstlm.config import OutputConfig
 from lstlm.errors import ConfigError
-from lstlm.outputs import AdaptiveSoftmax, FullSoftmax, HierarchicalSoftmax, SampledSoftmax, assign_classes
-from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
+from lstlm.outputs import OutputLayer, make_output
+from lstlm.registry import LOSSES, OUTPUTS
+from lstlm.spherical import DenseSphericalOutput, make_loss
 from lstlm.spherical.dense import squared_error_step
-from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.stabilise import PAPER_PERIOD
 
-SPHERICAL = ("factored", "naive", "naive-blocked")
-SOFTMAX = ("softmax", "hierarchical", "adaptive", "sampled")
-METHODS = (*SPHERICAL, *SOFTMAX, "log_prob")
-LOSSES = ("z", "squared", "spherical", "taylor")
+BENCH_ONLY = {"naive-blocked": "naive", "log_prob": "factored"}  # other ways to use a kind of layer
 STABILISERS = ("lazy", "none", "restore", "svd", "power")
 SWEEPING = ("restore", "svd", "power")
-NORMALISED = ("spherical", "taylor")
 
 # Learning rates that one would train with, for the mean loss of a minibatch; a spherical loss takes at most half of
 # what is stable for its first minibatches.
 SPHERICAL_LR = 10.0
 SOFTMAX_LR = 0.05
-CANDIDATES = 8192
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,25 @@ class Method:
         return ", ".join(part for part in parts if part)
 
     @property
+    def kind(self) -> str:
+        """The kind of output layer."""
+        return BENCH_ONLY.get(self.name, self.name)
+
+    def config(self) -> OutputConfig:
+        """Return the configuration of the layer."""
+        config = OutputConfig(kind=self.kind)
+        if OUTPUTS[self.kind].spherical:
+            config = replace(config, loss=self.loss)
+        if self.kind == "factored":
+            every = self.every if self.stabilise in SWEEPING else None
+            stabilise: Any = self.stabilise
+            config = replace(config, stabilise=stabilise, stabilise_every=every)
+        return config
+
+    @property
     def dense(self) -> bool:
         """Whether a step costs O(Dmd)."""
-        return self.name in ("naive", "naive-blocked", "softmax")
+        return OUTPUTS[self.kind].dense
 
     @property
     def period(self) -> int:
@@ -71,22 +83,32 @@ class Method:
         return self.name == "naive-blocked" and self.loss == "squared"
 
 
+def method_names() -> tuple[str, ...]:
+    """Return what can be timed: the kinds of layer, the naive one by blocks after it, and reading probabilities."""
+    spherical = [kind.name for kind in OUTPUTS if kind.spherical]
+    others = [kind.name for kind in OUTPUTS if not kind.spherical]
+    return (*spherical, "naive-blocked", *others, "log_prob")
+
+
 def expand(
     names: Sequence[str], losses: Sequence[str], stabilisers: Sequence[str], every: int = PAPER_PERIOD
 ) -> list[Method]:
     """Return the methods to time, contenders for one table beside each other, the sweeping stabilisers last."""
     for given, known, option in (
-        (names, METHODS, "--methods"),
-        (losses, LOSSES, "--losses"),
+        (names, method_names(), "--methods"),
+        (losses, LOSSES.names(), "--losses"),
         (stabilisers, STABILISERS, "--stabilise"),
     ):
         if unknown := [name for name in given if name not in known]:
             raise ConfigError(f"{option} {unknown[0]}: unknown; choose from {', '.join(known)}")
     first = [s for s in stabilisers if s not in SWEEPING][:1] or list(stabilisers[:1])
     methods = [Method("factored", loss, s, every) for s in first for loss in losses if "factored" in names]
-    methods += [Method(name, loss) for name in ("naive", "naive-blocked") if name in names for loss in losses]
-    methods += [Method(name, "softmax") for name in SOFTMAX if name in names]
-    methods += [Method("log_prob", loss, "lazy") for loss in losses if loss in NORMALISED and "log_prob" in names]
+    stored = [name for name in method_names() if name in names and name not in ("factored", "log_prob")]
+    for name in stored:
+        spherical = OUTPUTS[BENCH_ONLY.get(name, name)].spherical
+        methods += [Method(name, loss) for loss in (losses if spherical else ("softmax",))]
+    if "log_prob" in names:
+        methods += [Method("log_prob", loss, "lazy") for loss in losses if LOSSES[loss].normalised]
     rest = [s for s in STABILISERS if s in stabilisers and s not in first]
     return methods + [Method("factored", loss, s, every) for s in rest for loss in losses if "factored" in names]
 
@@ -99,27 +121,20 @@ def without_repetition(methods: Sequence[Method]) -> list[Method]:
 class Runner:
     """A layer with a step: forward, backward and weight update on one minibatch."""
 
-    def __init__(self, layer: Any, lr: float) -> None:
+    def __init__(self, layer: OutputLayer, lr: float) -> None:
         self.layer, self.lr = layer, lr
         self.losses = torch.zeros(1)  # of the last step: one number, or one an example
 
     def step(self, h: Tensor, ids: Tensor) -> Tensor:
         """Take one step; return ∂(mean loss)/∂h."""
-        if isinstance(self.layer, SphericalHead):
-            self.losses, gradient = self.layer.learn(h, ids, self.lr)
-            return gradient
-        h = h.requires_grad_()
-        loss = self.layer(h, ids).mean()
-        loss.backward()
+        self.layer.discard()  # a step that was refused
+        self.losses, gradient = self.layer.value_and_grad(h, ids)
         self.layer.update(self.lr)
-        self.losses = loss.detach()
-        assert h.grad is not None
-        return h.grad
+        return gradient
 
     def expect(self, ids: Tensor) -> None:
         """Hear the targets of the minibatches to come."""
-        if isinstance(self.layer, SphericalOutput):
-            self.layer.expect(ids)
+        self.layer.expect(ids)
 
     @property
     def last_loss(self) -> float:
@@ -129,12 +144,12 @@ class Runner:
     @property
     def stabilise_ms(self) -> float:
         """Milliseconds of the last step that went into stabilisation."""
-        return float(getattr(self.layer, "last_stabilise_ms", 0.0))
+        return self.layer.last_stabilise_ms
 
     @property
     def repairs(self) -> int:
         """Singular values of U repaired so far."""
-        return int(self.layer.stabiliser.total) if hasattr(self.layer, "stabiliser") else 0
+        return int(self.layer.statistics().get("stabilisations", 0))
 
 
 class OnePassRunner(Runner):
@@ -143,6 +158,7 @@ class OnePassRunner(Runner):
     def step(self, h: Tensor, ids: Tensor) -> Tensor:
         H = torch.cat([h.detach(), h.new_ones(len(h), 1)], 1)
         values = h.new_ones(len(h), 1)
+        assert isinstance(self.layer, DenseSphericalOutput)
         losses, grad_H = squared_error_step(self.layer.state.W, H, ids[:, None], values, self.lr / len(h))
         self.losses = losses
         return grad_H[:, :-1] / len(h)
@@ -158,37 +174,23 @@ class LogProbRunner(Runner):
 
 
 def make_layer(
-    method: Method,
-    hidden: int,
-    counts: Tensor,
-    *,
-    dtype: torch.dtype,
-    candidates: int = CANDIDATES,
-    factored: dict[str, Any] | None = None,
-) -> Any:
-    """Return the output layer of a method over `hidden` inputs and a bias; `factored` are options of that layer."""
-    vocab = len(counts)
-    common: dict[str, Any] = {"dtype": dtype, "generator": torch.Generator().manual_seed(1)}
-    match method.name:
-        case "factored" | "log_prob":
-            every = {"stabilise_every": method.every} if method.stabilise in SWEEPING else {}
-            options = {"stabilise": method.stabilise, **every, **(factored or {}), **common}
-            return SphericalOutput(hidden, vocab, make_loss(method.loss), **options)
-        case "naive" | "naive-blocked":
-            blocked = method.name == "naive-blocked"
-            return DenseSphericalOutput(hidden, vocab, make_loss(method.loss), blocked=blocked, **common)
-        case "softmax":
-            return FullSoftmax(hidden, vocab, **common)
-        case "hierarchical":
-            return HierarchicalSoftmax(hidden, assign_classes(counts), **common)
-        case "adaptive":
-            return AdaptiveSoftmax(hidden, counts, **common)
-        case "sampled":
-            return SampledSoftmax(hidden, counts, candidates=candidates, **common)
-    raise ConfigError(f"--methods {method.name}: unknown; choose from {', '.join(METHODS)}")
+    method: Method, hidden: int, counts: Tensor, *, dtype: torch.dtype, settings: dict[str, Any] | None = None
+) -> OutputLayer:
+    """Return the output layer of a method over `hidden` inputs and a bias; `settings` are keys of `output`."""
+    config = replace(method.config(), **(settings or {}))
+    layer = make_output(config, hidden, counts, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    if method.name == "naive-blocked":
+        by_blocks(layer)
+    return layer
 
 
-def make_runner(method: Method, layer: Any, lr: float) -> Runner:
+def by_blocks(layer: OutputLayer) -> None:
+    """Let a naive layer walk W in chunks that stay in the cache."""
+    assert isinstance(layer, DenseSphericalOutput)
+    layer.state.blocked = True
+
+
+def make_runner(method: Method, layer: OutputLayer, lr: float) -> Runner:
     """Return what takes the steps of a method on its layer."""
     if method.name == "log_prob":
         return LogProbRunner(layer, lr)
@@ -201,7 +203,7 @@ def learning_rate(method: Method, vocab: int, batches: Sequence[Tensor]) -> floa
     An update multiplies W from the right by I − 2η Hᵀdiag(dq)H, so the largest stable η is 1/λmax(2 Hᵀdiag(dq)H). dq is
     that of the initial weights, N(0, 1/hidden), ‖o‖² ≈ D‖h‖²/hidden, for a target that stands out a little.
     """
-    if method.name in SOFTMAX:
+    if not OUTPUTS[method.kind].spherical:
         return SOFTMAX_LR
     loss, largest = make_loss(method.loss), 0.0
     for h in batches:

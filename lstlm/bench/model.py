@@ -8,27 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.bench.check import verify
-from lstlm.bench.methods import Method, learning_rate
+from lstlm.bench.methods import Method, by_blocks, learning_rate
 from lstlm.bench.output import Outcome, groups, skip
 from lstlm.bench.output import Plan as OutputPlan
 from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn
 from lstlm.bench.workload import Workload, zipf_counts
-from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
+from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from lstlm.data import Corpus, Split, Vocabulary
 from lstlm.data.vocabulary import EOS_ID, SPECIALS
-from lstlm.spherical import DenseSphericalOutput
 from lstlm.training.loop.clock import PhaseClock
 from lstlm.training.loop.learner import Learner
 
-METHODS = ("naive", "naive-blocked", "softmax", "hierarchical", "adaptive", "sampled", "factored")
 TOKENS = 2_000_000
 SENTENCE = 25
 OUTPUT_PHASES = ("output", "output_update")
@@ -80,14 +78,10 @@ def configuration(plan: Plan, method: Method) -> Config:
     """Return the model of the paper with one output layer or another."""
     work = Workload(plan.hidden, plan.vocab, plan.m)
     rate = learning_rate(method, plan.vocab, [next(work)[0] for _ in range(3)])
-    kind = {"naive-blocked": "naive"}.get(method.name, method.name)
-    stabilise = method.stabilise if method.name == "factored" else "lazy"
-    loss = method.loss if method.loss != "softmax" else "z"
-    output: dict[str, Any] = {"kind": kind, "loss": loss, "stabilise": stabilise}
     return Config(
         data=DataConfig(context=plan.context),
         model=ModelConfig(embedding=plan.hidden, hidden=(plan.hidden,) * plan.layers, combine=plan.combine),
-        output=OutputConfig(**output),
+        output=method.config(),
         optim=OptimConfig(output_lr=rate),
         train=TrainConfig(batch_size=plan.m),
     )
@@ -99,9 +93,7 @@ class WholeSteps:
     def __init__(self, plan: Plan, method: Method, corpus: Corpus) -> None:
         self.learner = Learner(configuration(plan, method), corpus, torch.device("cpu"))
         if method.name == "naive-blocked":
-            output = self.learner.network.output
-            assert isinstance(output, DenseSphericalOutput)
-            output.state.blocked = True
+            by_blocks(self.learner.network.output)
         self.clock = PhaseClock()
         self.phases: list[dict[str, float]] = []
         self._number = 0
@@ -114,7 +106,7 @@ class WholeSteps:
         began = perf_counter()
         self.learner.step(1.0, measured=False)  # as all steps of training but one in log_every
         spent = 1e3 * (perf_counter() - began)
-        return spent, float(getattr(self.learner.network.output, "last_stabilise_ms", 0.0))
+        return spent, self.learner.network.output.last_stabilise_ms
 
     def _apart(self) -> dict[str, float]:
         """Take one step, phase by phase; return milliseconds."""

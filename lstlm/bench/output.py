@@ -106,7 +106,7 @@ class LayerSteps:
 
     def _restart(self) -> None:
         lr = self.runner.lr
-        self.runner.layer = None  # free it before the new one takes its memory
+        del self.runner.layer  # free it before the new one takes its memory
         self.runner = self._make()
         self.runner.lr = lr
         self.restarts += 1

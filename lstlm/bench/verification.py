@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from lstlm.registry import LOSSES
 from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
 
 BOUND = {"float64": 1e-9, "float32": 1e-3}
-# Learning rates for the mean loss at the sizes below, at most a third of their limit and large enough to move W a lot.
-RATES = {"squared": 0.02, "spherical": 2.0, "taylor": 20.0, "z": 6.0}
 VOCAB, HIDDEN, BATCH = 2000, 63, 32  # with the constant feature, d = 64
 
 
@@ -64,10 +63,10 @@ def compare(loss: str, steps: int, dtype: str, seed: int, tick: Callable[[], obj
     naive = DenseSphericalOutput(HIDDEN, VOCAB, make_loss(loss), dtype=torch.float64, init_scale=0.0)
     factored.set_weight(W)
     naive.set_weight(W)
-    grad_error, loss_error = Total(), Total()
+    grad_error, loss_error, rate = Total(), Total(), LOSSES[loss].verify_rate
     for h, ids in minibatches(steps, seed):
-        losses, grad = _step(factored, h.to(precision), ids, RATES[loss])
-        true_losses, true_grad = _step(naive, h, ids, RATES[loss])
+        losses, grad = _step(factored, h.to(precision), ids, rate)
+        true_losses, true_grad = _step(naive, h, ids, rate)
         grad_error.add(grad, true_grad)
         loss_error.add(losses, true_losses)
         tick()

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from lstlm.cli import bench_common as common
+from lstlm.registry import LOSSES, OUTPUTS
 
 OUTPUT_EFFORT = (3.0, 1000)  # seconds and steps for each method and size
 MODEL_EFFORT = (8.0, 1000)
@@ -40,8 +41,8 @@ Example:
 @click.option("--hidden", "d", type=click.IntRange(2), default=300, show_default=True,
               help="Inputs of the layer, d, the constant feature included.")  # fmt: skip
 @click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step, m.")
-@common.names_option("--methods", "factored, naive, naive-blocked, softmax, hierarchical, adaptive, sampled, log_prob")
-@common.names_option("--losses", "z, squared, spherical, taylor; naive and sweeping ones the first two")
+@common.names_option("--methods", "naive-blocked, log_prob, " + ", ".join(OUTPUTS.names()))
+@common.names_option("--losses", f"{', '.join(LOSSES.names())}; naive and sweeping ones the first two")
 @common.names_option("--stabilise", "lazy, none, restore, svd, power; the last three at the end sizes alone")
 @click.option("--stabilise-every", type=click.IntRange(1), default=100, show_default=True,
               help="Updates between two sweeps of restore, svd and power.")  # fmt: skip
@@ -55,11 +56,12 @@ def output(**given: Any) -> None:
     import torch
 
     from lstlm.bench import output as bench
-    from lstlm.bench.methods import LOSSES, METHODS, STABILISERS, expand, without_repetition
+    from lstlm.bench.methods import STABILISERS, expand, method_names, without_repetition
 
     quick = given["quick"]
-    names = common.names(given["methods"], METHODS, METHODS[:7] if quick else METHODS)
-    losses = common.names(given["losses"], LOSSES, ("z", "squared") if quick else LOSSES)
+    known = method_names()
+    names = common.names(given["methods"], known, known[:-1] if quick else known)
+    losses = common.names(given["losses"], LOSSES.names(), ("z", "squared") if quick else LOSSES.names())
     stabilisers = common.names(given["stabilise"], STABILISERS, ("lazy",) if quick else STABILISERS)
     methods = expand(names, losses, stabilisers, given["stabilise_every"])
     plan = bench.Plan(
@@ -91,7 +93,7 @@ Example:
 @click.option("--combine", type=click.Choice(["concat", "sum", "mean"]), default="sum", show_default=True,
               help="How their vectors become one; the paper has 300 units everywhere.")  # fmt: skip
 @click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step.")
-@common.names_option("--methods", "naive, naive-blocked, softmax, hierarchical, adaptive, sampled, factored")
+@common.names_option("--methods", "naive-blocked, " + ", ".join(OUTPUTS.names()))
 @common.names_option("--losses", "z")
 @common.effort_options(*MODEL_EFFORT)
 @common.shared_options
@@ -99,11 +101,12 @@ def model(**given: Any) -> None:
     """Time a whole training step: the paper's table of speed-ups, its own figures beside ours."""
     common.use_threads(given["threads"])
     from lstlm.bench import model as bench
-    from lstlm.bench.methods import LOSSES, expand
+    from lstlm.bench.methods import expand, method_names
 
     quick = given["quick"]
-    names = common.names(given["methods"], bench.METHODS, bench.METHODS)
-    losses = common.names(given["losses"], LOSSES, ("z",))
+    known = method_names()[:-1]  # reading is no training
+    names = common.names(given["methods"], known, known)
+    losses = common.names(given["losses"], LOSSES.names(), ("z",))
     sizes = given["vocab_sizes"] or ((10_000,) if quick else (793_471,))
     common.check_before_work(given)
     records, skipped = [], []

@@ -47,7 +47,7 @@ def command(run_path: Path, text: str | None, count: int, as_json: bool) -> None
             _print(answer, several)
     if as_json:
         print_json({"queries": answers})
-    if not run.network.head.normalised:
+    if not run.network.output.normalised:
         say(f"output.loss {run.config.output.loss} defines no probabilities: these are scores, good for order only")
 
 

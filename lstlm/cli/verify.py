@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import click
 
 from lstlm.cli.common import is_quiet, print_json
+from lstlm.registry import LOSSES
 
 if TYPE_CHECKING:
     from lstlm.bench.verification import Errors
 
-LOSSES = ("squared", "spherical", "taylor", "z")
 EPILOGUE = """\b
 Example:
   lstlm verify
@@ -28,7 +28,9 @@ Example:
     show_default=True,
     help="Precision of the factored layer; the naive one, the truth, is always in float64.",
 )
-@click.option("--loss", "losses", type=click.Choice(LOSSES), multiple=True, help="Only this loss; may be repeated.")
+@click.option(
+    "--loss", "losses", type=click.Choice(LOSSES.names()), multiple=True, help="Only this loss; may be repeated."
+)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of weights and minibatches."
 )
@@ -44,7 +46,7 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
 
     from lstlm.bench.verification import BOUND, compare
 
-    chosen = losses or LOSSES
+    chosen = losses or LOSSES.names()
     with tqdm(total=steps * len(chosen), unit="step", desc="verify", leave=False, disable=is_quiet() or None) as bar:
         errors = {loss: compare(loss, steps, dtype, seed, bar.update) for loss in chosen}
     worst = max(found.worst() for found in errors.values())

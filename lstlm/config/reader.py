@@ -134,7 +134,7 @@ def _read_key(
         problems.add(value.line, dotted, f"unknown key; {_suggest(dotted, near)}")
         return
     try:
-        values[section.name][key] = convert(value, get_type_hints(kind)[key], field.metadata["limits"])
+        values[section.name][key] = convert(value, type_of(kind, field), field.metadata["limits"])
     except Invalid as error:
         problems.add(value.line, dotted, str(error))
 
@@ -268,6 +268,12 @@ def describe(value: Value) -> str:
 
 def _section_type(section: Field[Any]) -> Any:
     return section.default_factory
+
+
+def type_of(section: Any, field: Field[Any]) -> Any:
+    """Return the declared type of a field; where its values come from a registry, the names that are there now."""
+    registry = field.metadata.get("registry")
+    return get_type_hints(section)[field.name] if registry is None else Literal[registry.names()]
 
 
 def _names(kind: Any) -> str:

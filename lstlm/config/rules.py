@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lstlm.config.schema import Config
+from lstlm.registry import LOSSES, OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,18 @@ def _decay_shrinks(config: Config) -> str | None:
 def _rows_are_refitted(config: Config) -> str | None:
     if config.data.context_kind != "cooccurrence":
         return None
-    if config.model.hidden or config.output.loss != "squared" or config.output.kind not in ("factored", "naive"):
+    if config.model.hidden or config.output.loss != "squared" or not OUTPUTS[config.output.kind].spherical:
         return "cooccurrence is solved in closed form: set model.hidden [], output.loss squared, output.kind factored"
     return None
 
 
 def _prior_tilts_a_softmax(config: Config) -> str | None:
     output = config.output
-    if output.prior == "none" or (output.kind in ("factored", "naive") and output.loss in ("spherical", "taylor")):
+    if output.prior == "none" or (OUTPUTS[output.kind].spherical and LOSSES[output.loss].normalised):
         return None
-    return f"{output.prior} needs output.kind factored or naive with output.loss spherical or taylor; set it to none"
+    kinds = " or ".join(kind.name for kind in OUTPUTS if kind.spherical)
+    losses = " or ".join(loss.name for loss in LOSSES if loss.normalised)
+    return f"{output.prior} needs output.kind {kinds} with output.loss {losses}; set it to none"
 
 
 RULES = (

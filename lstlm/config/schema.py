@@ -3,12 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lstlm.registry import LOSSES, OUTPUTS, Registry
+
 LARGEST_INT = 2**63 - 1
 
 
 def option(default: Any, doc: str, **limits: float) -> Any:
     """Return a dataclass field with its documentation and limits: ``above``, ``at_least``, ``below``, ``at_most``."""
     return field(default=default, metadata={"doc": doc, "limits": limits})
+
+
+def choice(default: str, registry: Registry[Any], doc: str) -> Any:
+    """Return a field whose values are the names in a registry."""
+    return field(default=default, metadata={"doc": doc, "limits": {}, "registry": registry})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +59,12 @@ class ModelConfig:
 class OutputConfig:
     """The layer with one output per word."""
 
-    kind: Literal["factored", "naive", "softmax", "hierarchical", "adaptive", "sampled"] = option(
-        "factored", "factored: exact and independent of the vocabulary; naive: the same, dense; the others: baselines"
+    kind: str = choice(
+        "factored",
+        OUTPUTS,
+        "factored: exact and independent of the vocabulary; naive: the same, dense; the others: baselines",
     )
-    loss: Literal["z", "squared", "spherical", "taylor"] = option("z", "loss of the factored and naive kinds")
+    loss: str = choice("z", LOSSES, "loss of the factored and naive kinds")
     a: float = option(0.1, "Z-loss: slope", above=0)
     b: float = option(10.0, "Z-loss: margin")
     epsilon: float = option(1e-2, "spherical softmax: added to every squared output", above=0)

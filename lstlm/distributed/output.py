@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from lstlm.distributed.dense import PlainHere, ShardedDenseState
@@ -16,7 +16,10 @@ from lstlm.distributed.shards import check_enough_words
 from lstlm.distributed.state import ShardedState
 from lstlm.distributed.steps import LowRankHere, SquareHere, begin, few
 from lstlm.errors import ConfigError
-from lstlm.outputs import make_output
+from lstlm.output_layer import OutputLayer
+from lstlm.outputs import spherical
+from lstlm.outputs.making import frequencies_of, making_of
+from lstlm.registry import OUTPUTS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
 from lstlm.spherical.pending import Step
@@ -123,27 +126,24 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
 
 
 def make_sharded_output(
-    config: OutputConfig,
-    hidden: int,
-    counts: np.ndarray[Any, np.dtype[Any]] | Tensor,
-    ranks: Ranks,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    generator: torch.Generator | None = None,
-) -> nn.Module:
+    config: OutputConfig, hidden: int, counts: np.ndarray[Any, np.dtype[Any]] | Tensor, ranks: Ranks, **place: Any
+) -> OutputLayer:
     """Return this rank's part of the output layer that `config` names; the weights are those of one process."""
-    if config.kind not in ("factored", "naive"):
+    make = OUTPUTS[config.kind].sharded
+    if make is None:
+        shared = " or ".join(kind.name for kind in OUTPUTS if kind.sharded is not None)
         raise ConfigError(
-            f"output.kind {config.kind}: several ranks train factored or naive; choose one, or start a single process"
+            f"output.kind {config.kind}: several ranks train {shared}; choose one, or start a single process"
         )
-    return make_output(
-        config,
-        hidden,
-        counts,
-        dtype=dtype,
-        device=device,
-        generator=generator,
-        factored=partial(ShardedOutput, ranks),
-        naive=partial(ShardedDenseOutput, ranks),
-    )
+    layer: OutputLayer = load(make)(ranks, config, hidden, frequencies_of(counts), **making_of(config, place))
+    return layer
+
+
+def factored(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> OutputLayer:
+    """Return this rank's part of `output.kind: factored`."""
+    return spherical.factored(config, hidden, counts, partial(ShardedOutput, ranks), **making)
+
+
+def naive(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> OutputLayer:
+    """Return this rank's part of `output.kind: naive`."""
+    return spherical.naive(config, hidden, counts, partial(ShardedDenseOutput, ranks), **making)

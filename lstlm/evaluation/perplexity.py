@@ -40,7 +40,7 @@ class PerplexityResult:
 
 def affordable_ranks(network: Network, products: int, fewest: int) -> int:
     """Return how many examples so many multiply-adds rank, a rank being a product with the whole vocabulary."""
-    return max(products // (network.head.vocab * network.head.hidden), fewest)
+    return max(products // (network.output.vocab * network.output.hidden), fewest)
 
 
 class Reservoir:
@@ -110,14 +110,14 @@ def evaluate(
         network.train(was_training)
     places = torch.cat(found).double() if found else torch.zeros(0, dtype=torch.float64)
     return PerplexityResult(
-        perplexity=_perplexity(sums.log_prob, sums.weight) if network.head.normalised else None,
+        perplexity=_perplexity(sums.log_prob, sums.weight) if network.output.normalised else None,
         loss=sums.loss / sums.examples if sums.examples else math.nan,
         tokens=sums.tokens,
         top1=_mean(places == 1),
         top10=_mean(places <= 10),
         mrr=_mean(1.0 / places),
         rank_examples=len(sample),
-        known_perplexity=_perplexity(sums.known_log_prob, sums.known_weight) if network.head.normalised else None,
+        known_perplexity=_perplexity(sums.known_log_prob, sums.known_weight) if network.output.normalised else None,
         known_tokens=sums.known_tokens,
     )
 
@@ -146,11 +146,11 @@ def _add_batch(network: Network, batch: Batch, device: torch.device, sums: _Sums
     known = ids != Vocabulary.unk_id
     sums.tokens += int((weights > 0).sum())
     sums.known_tokens += int(((weights > 0) & known).sum())
-    if not network.head.normalised:
-        sums.loss += float(network.head(h, ids, values).double().sum())
+    if not network.output.normalised:
+        sums.loss += float(network.output(h, ids, values).double().sum())
         return
     # free places of a bag have weight 0, and 0·(−inf) would be nan
-    terms = torch.where(weights > 0, weights * network.head.log_prob(h, ids).double(), 0.0)
+    terms = torch.where(weights > 0, weights * network.output.log_prob(h, ids).double(), 0.0)
     sums.log_prob += float(terms.sum())
     sums.weight += float(weights.sum())
     sums.known_log_prob += float(terms[known].sum())
@@ -167,7 +167,7 @@ def _main_targets(batch: Batch) -> Any:
 
 def _sample_ranks(network: Network, contexts: Any, targets: Any, device: torch.device) -> Tensor:
     h = network.encode(torch.as_tensor(contexts, device=device))
-    return network.head.rank_of(h, torch.as_tensor(targets, device=device)).cpu()
+    return network.output.rank_of(h, torch.as_tensor(targets, device=device)).cpu()
 
 
 def _mean(values: Tensor) -> float:
@@ -181,5 +181,5 @@ def word_scores(network: Network, batches: Iterable[Batch]) -> Iterator[tuple[in
     for batch in batches:
         ids = torch.as_tensor(batch.target_ids, device=device)
         h = network.encode(torch.as_tensor(batch.context, device=device))
-        scores = network.head.log_prob(h, ids) if network.head.normalised else -network.head(h, ids)
+        scores = network.output.log_prob(h, ids) if network.output.normalised else -network.output(h, ids)
         yield from zip(ids.tolist(), scores.double().tolist(), strict=True)

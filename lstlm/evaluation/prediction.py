@@ -67,10 +67,10 @@ class Predictor:
         network, words = self._network, self._vocabulary.words
         h = self._encode_context(context)
         k = min(count + 1, len(words))
-        scores, ids = network.head.topk(h, k)
+        scores, ids = network.output.topk(h, k)
         chances = [None] * k
-        if network.head.normalised:
-            chances = network.head.log_prob(h.expand(k, -1), ids[0]).double().exp().tolist()
+        if network.output.normalised:
+            chances = network.output.log_prob(h.expand(k, -1), ids[0]).double().exp().tolist()
         entries = [
             {"word": words[at], "probability": chance, "score": score}
             for at, score, chance in zip(ids[0].tolist(), scores[0].tolist(), chances, strict=True)

@@ -62,14 +62,9 @@ class Network(nn.Module):
             self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
         place: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
         if ranks is None:
-            self.output = make_output(config.output, last, counts, **place)
+            self.output: OutputLayer = make_output(config.output, last, counts, **place)
         else:
             self.output = make_sharded_output(config.output, last, counts, ranks, **place)
-
-    @property
-    def head(self) -> OutputLayer:
-        """The output layer by its protocol."""
-        return self.output  # type: ignore[return-value]
 
     def encode(self, context: Tensor) -> Tensor:
         """Return h (m,hidden) of context (m,n) word ids."""
@@ -103,7 +98,7 @@ class Network(nn.Module):
 
     def output_vectors(self) -> Tensor:
         """Return the word vectors of the output side (D,hidden); left and right added up where they are apart."""
-        weight = self.head.weight()
+        weight = self.output.weight()
         return weight if self.sides == 1 else weight.view(self.sides, -1, weight.shape[1]).sum(0)
 
     def _check_context(self, context: Tensor) -> None:
@@ -167,7 +162,7 @@ class Optimisers:
         for parameter in self._parameters:  # less than a tenth of the time of the optimiser's own zero_grad
             parameter.grad = None
         self.network.embedding.discard()
-        self.network.head.discard()
+        self.network.output.discard()
 
     def step(self, lr_scale: float = 1.0) -> None:
         """Update everything, each rate times lr_scale. The output layer first: if it refuses, nothing moved."""
@@ -177,7 +172,7 @@ class Optimisers:
 
     def step_output(self, lr_scale: float = 1.0) -> None:
         """Update the output layer."""
-        self.network.head.update(self.output_lr * lr_scale, self.weight_decay)
+        self.network.output.update(self.output_lr * lr_scale, self.weight_decay)
 
     def step_hidden(self, lr_scale: float = 1.0) -> None:
         """Update the hidden layers."""

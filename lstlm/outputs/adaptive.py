@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import RecordedOutput, Step, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making, ScaledRows
 from lstlm.spherical.sweep import Block, Sweep
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
 
 _SMALLEST_VOCABULARY = 8
 
@@ -60,7 +63,7 @@ class AdaptiveSoftmax(RecordedOutput):
     def _dtype(self) -> torch.dtype:
         return self._anchor().dtype
 
-    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _AutogradStep(self, h, ids, t)
         return step.losses.detach(), step
 
@@ -104,7 +107,7 @@ class AdaptiveSoftmax(RecordedOutput):
         return torch.cat([short, *tails])[self.rank]
 
 
-class _AutogradStep(Step):
+class _AutogradStep(RecordedStep):
     """Forward and backward by autograd on a detached copy of h; the gradients of the weights wait for `apply`."""
 
     def __init__(self, layer: AdaptiveSoftmax, h: Tensor, ids: Tensor, t: Tensor) -> None:
@@ -127,3 +130,8 @@ class _AutogradStep(Step):
                 parameter.mul_(keep)
             if gradient is not None:
                 parameter.add_(gradient, alpha=-lr)
+
+
+def adaptive(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> AdaptiveSoftmax:
+    """Return the layer of `output.kind: adaptive`."""
+    return AdaptiveSoftmax(hidden, counts, **making)

@@ -6,14 +6,15 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lstlm.errors import ConfigError, DataError
+from lstlm.output_layer import OutputLayer
 from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 
 
-class Step:
+class RecordedStep:
     """One minibatch on its way through a layer: made by the forward pass, filled by backward, spent by update."""
 
     @abstractmethod
@@ -25,7 +26,7 @@ class Step:
         """W ← keep·W − lr·∂Σᵢ upstreamᵢ·lossᵢ/∂W, in place, with the weights that the forward pass saw."""
 
 
-class RecordedOutput(nn.Module):
+class RecordedOutput(OutputLayer):
     """A layer that owns its weights and applies its own exact SGD.
 
     In training mode with gradients enabled, `backward` leaves a step with the layer and `update` applies it; several
@@ -40,12 +41,17 @@ class RecordedOutput(nn.Module):
         super().__init__()
         if hidden < 1 or vocab < 2:
             raise ConfigError(f"output layer: hidden {hidden} and vocabulary {vocab} must be at least 1 and 2")
-        self.hidden, self.vocab = hidden, vocab
-        self._pending: list[Step] = []
+        self.hidden, self._vocab = hidden, vocab
+        self._pending: list[RecordedStep] = []
         self._updates = 0
 
+    @property
+    def vocab(self) -> int:
+        """The number of outputs D."""
+        return self._vocab
+
     @abstractmethod
-    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         """Return losses Σₖ tₖ·(−log p(idₖ | h)) (m,) and the step that can follow.  h (m,hidden), ids and t (m,K)."""
 
     @abstractmethod
@@ -87,6 +93,18 @@ class RecordedOutput(nn.Module):
         return losses
 
     @torch.no_grad()
+    def value_and_grad(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss; of the mean loss without weight."""
+        ids, t = self._targets(h, target_ids, target_values, None)
+        if weight is not None and weight.shape != (len(h),):
+            raise ConfigError(f"weight has shape {tuple(weight.shape)}, one number an example is ({len(h)},)")
+        losses, step = self._losses(h.detach(), ids, t)
+        upstream = torch.full_like(losses, 1 / len(h)) if weight is None else weight.to(losses)
+        return losses, self._record(step, self._updates, upstream)
+
+    @torch.no_grad()
     def _evaluation_losses(self, h: Tensor, ids: Tensor, t: Tensor) -> Tensor:
         return -(t * self.log_prob(h, ids)).sum(1)
 
@@ -125,7 +143,7 @@ class RecordedOutput(nn.Module):
     @abstractmethod
     def _dtype(self) -> torch.dtype: ...
 
-    def _record(self, step: Step, updates: int, upstream: Tensor) -> Tensor:
+    def _record(self, step: RecordedStep, updates: int, upstream: Tensor) -> Tensor:
         if updates != self._updates:
             raise ConfigError("output layer: the weights have changed since this forward; run forward again")
         if any(step is other for other in self._pending):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import RecordedOutput, Step, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making
 from lstlm.outputs.softmax import SoftmaxProduct
 from lstlm.spherical.sweep import Block, Sweep
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
 
 
 def assign_classes(counts: Tensor, classes: int | None = None, clustering: str = "frequency") -> Tensor:
@@ -78,7 +81,7 @@ class HierarchicalSoftmax(RecordedOutput):
     def _dtype(self) -> torch.dtype:
         return self.words.matrix.dtype
 
-    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _TwoLevelStep(self, h, ids, t)
         return step.losses, step
 
@@ -121,7 +124,7 @@ class HierarchicalSoftmax(RecordedOutput):
         return self.words.bias_vector()[self.slot]
 
 
-class _TwoLevelStep(Step):
+class _TwoLevelStep(RecordedStep):
     """The product with the class matrix, and one product for each class that occurs among the targets."""
 
     def __init__(self, layer: HierarchicalSoftmax, h: Tensor, ids: Tensor, t: Tensor) -> None:
@@ -165,3 +168,8 @@ def _sort_pairs(group: Tensor) -> tuple[Tensor, list[tuple[int, int, int]], Tens
     ends = sizes.cumsum(0)
     bounds = list(zip(found.tolist(), (ends - sizes).tolist(), ends.tolist(), strict=True))
     return by_class // group.shape[1], bounds, by_class
+
+
+def two_level(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> HierarchicalSoftmax:
+    """Return the layer of `output.kind: hierarchical`."""
+    return HierarchicalSoftmax(hidden, assign_classes(counts, config.classes, config.clustering), **making)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import Step
+from lstlm.outputs.base import RecordedStep
 from lstlm.outputs.rows import Making
 from lstlm.outputs.softmax import LinearSoftmax, exponentiate_
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
 
 
 class SampledSoftmax(LinearSoftmax):
@@ -63,12 +66,12 @@ class SampledSoftmax(LinearSoftmax):
         """Return log E (n,), E = 1 − (1 − p)^tries: the chance that a word is in the result of so many draws."""
         return torch.log(-torch.expm1(tries * self.log_miss[ids])).to(self._dtype())
 
-    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _SampledStep(self, h, ids[:, 0].contiguous(), t[:, 0])
         return step.losses, step
 
 
-class _SampledStep(Step):
+class _SampledStep(RecordedStep):
     def __init__(self, layer: SampledSoftmax, h: Tensor, y: Tensor, t: Tensor) -> None:
         self.layer, self.h, self.y, self.t = layer, h, y, t
         self.words, tries = layer.draw()
@@ -116,3 +119,8 @@ def draw_distinct(number: int, vocab: int, source: torch.Generator) -> tuple[Ten
         if len(first) >= number:
             return ranks[first[:number]], int(first[number - 1]) + 1
         size = len(ranks)
+
+
+def sampled(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> SampledSoftmax:
+    """Return the layer of `output.kind: sampled`."""
+    return SampledSoftmax(hidden, counts, candidates=config.candidates, **making)

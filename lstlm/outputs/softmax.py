@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lstlm.outputs.base import RecordedOutput, Step, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making, ScaledRows
 from lstlm.spherical.sweep import Sweep
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
 
 _CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
 
@@ -99,12 +102,12 @@ class LinearSoftmax(RecordedOutput):
 class FullSoftmax(LinearSoftmax):
     """The softmax over the whole vocabulary, trained exactly: three products of D·m·hidden a step."""
 
-    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, Step]:
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         product = SoftmaxProduct(h, self.rows, slice(None), ids, t)
         return product.losses, _FullStep(product)
 
 
-class _FullStep(Step):
+class _FullStep(RecordedStep):
     def __init__(self, product: SoftmaxProduct) -> None:
         self.product = product
 
@@ -113,3 +116,8 @@ class _FullStep(Step):
 
     def apply(self, lr: float, keep: float) -> None:
         self.product.apply(lr, keep)
+
+
+def full(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> FullSoftmax:
+    """Return the layer of `output.kind: softmax`."""
+    return FullSoftmax(hidden, len(counts), **making)

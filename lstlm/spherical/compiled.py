@@ -16,22 +16,17 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
+from lstlm.registry import LOSSES, load
 from lstlm.spherical.host import Numbers, aligned_width, to_host
-from lstlm.spherical.losses import SphericalLoss, SphericalSoftmax, SquaredError, TaylorSoftmax, ZLoss
+from lstlm.spherical.losses import SphericalLoss
 from lstlm.spherical.native import Kernel, Step
 from lstlm.spherical.rows import check_rows
 from lstlm.spherical.shrink import SERIES_UP_TO, Shrink, bounds_on_shrink, inverse_by_lapack, terms_needed
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.touched_rows import LOW_RANK_UP_TO, Gradient, LowRank, Square
 
-# the losses of kernel/losses.h, in the order of common.h, and their parameters
-LOSSES: dict[type[SphericalLoss], tuple[str, ...]] = {
-    SquaredError: (),
-    SphericalSoftmax: ("epsilon",),
-    TaylorSoftmax: (),
-    ZLoss: ("a", "b"),
-}
-_NUMBERS = {kind: number for number, kind in enumerate(LOSSES)}
+# the losses of kernel/losses.h: their numbers there, and their parameters
+NATIVE = {load(kind.make): (kind.native_id, kind.settings) for kind in LOSSES if kind.native_id is not None}
 _Sums = ctypes.c_double * 3
 
 
@@ -108,7 +103,7 @@ class CompiledLowRank(LowRank):
     def differentiate(self, loss: SphericalLoss, values: Numbers, upstream: Numbers) -> tuple[Tensor, Tensor] | None:
         """Return the losses (m,) for target values (m,1), and ∇H of Σ upstream·loss: `outputs` and `backward` at once.
 
-        None where the loss is none of LOSSES, or was changed, or something is not finite.
+        None where the loss is none of NATIVE, or was changed, or something is not finite.
         """
         if not is_compiled(loss):
             return None
@@ -122,8 +117,8 @@ class CompiledLowRank(LowRank):
         step, kind = self.step, type(loss)
         t, weight = self.weights = [np.ascontiguousarray(x, dtype=np.float64) for x in (values, upstream)]
         self.partials, grad_HT = self.H.new_empty(4, self.H.shape[0]), torch.empty_like(self.HT)
-        step.loss = _NUMBERS[kind]
-        for place, name in zip("ab", LOSSES[kind], strict=False):
+        step.loss, settings = NATIVE[kind]
+        for place, name in zip("ab", settings, strict=False):
             setattr(step, place, getattr(loss, name))
         step.t, step.upstream = t.ctypes.data, weight.ctypes.data
         step.partials, step.grad_H = self.partials.data_ptr(), grad_HT.data_ptr()
@@ -173,8 +168,8 @@ class CompiledLowRank(LowRank):
 
 
 def is_compiled(loss: SphericalLoss) -> bool:
-    """Say whether kernel/losses.h has this loss: one of LOSSES, whose formulas nobody has changed."""
-    return type(loss) in LOSSES and "partials" not in vars(loss)
+    """Say whether kernel/losses.h has this loss: one of NATIVE, whose formulas nobody has changed."""
+    return type(loss) in NATIVE and "partials" not in vars(loss)
 
 
 def begin(state: FactoredState, H: Tensor, ids: Tensor, kernel: Kernel | None) -> LowRank | Square:

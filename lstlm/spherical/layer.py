@@ -95,10 +95,15 @@ class SphericalOutput(SphericalHead):
         self.state.bring_forward(checked_ids(target_ids.reshape(-1), target_ids.numel(), self.vocab).squeeze(1))
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Bring the factors to V = W, U = I, and Q, w̄ computed anew. O(Dd²); W does not change."""
+    def restore(self) -> bool:
+        """Bring the factors to V = W, U = I, and Q, w̄ computed anew. O(Dd²); W does not change. Returns True."""
         self._pending.clear()
         self.state.restore()
+        return True
+
+    def statistics(self) -> dict[str, float]:
+        """Return ‖W‖_F, and how many singular values of U have been repaired."""
+        return {**super().statistics(), "stabilisations": float(self.stabiliser.total)}
 
     @torch.no_grad()
     def resize_vocabulary(self, keep: Tensor | None = None, new_rows: Tensor | None = None) -> None:
@@ -125,7 +130,7 @@ class SphericalOutput(SphericalHead):
 
     @torch.no_grad()
     def diagnostics(self, probes: int = 4) -> dict[str, float]:
-        """Return the health of the factors: range of U, largest entry of UU⁻¹ − I, repairs so far. O(d³).
+        """Return the health of the factors: range of U, largest entry of UU⁻¹ − I. O(d³).
 
         Above that, unless `probes` is 0, `q_error_sampled`: the `gram_error` of so many random vectors, a pass over V.
         """
@@ -137,7 +142,6 @@ class SphericalOutput(SphericalHead):
             "sigma_min": float(sigma[-1]),
             "sigma_max": float(sigma[0]),
             "inverse_error": float((U @ U_inv_T.T - unit).abs().max()),
-            "stabilisations": float(self.stabiliser.total),
         }
         return {**figures, "q_error_sampled": self.gram_error(probes)} if probes else figures
 

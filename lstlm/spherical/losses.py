@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.registry import LOSSES, load
 
 Array = Any  # of numpy or of torch: both know the same operators, and the few functions used here by the same names
 
@@ -141,17 +142,19 @@ class CustomLoss(SphericalLoss):
         return Partials(*(found if isinstance(q, Tensor) else (x.numpy() for x in found)))
 
 
-def make_loss(name: str, *, a: float = 0.1, b: float = 10.0, epsilon: float = 1e-2) -> SphericalLoss:
-    """Return the loss that a configuration names: squared, spherical, taylor or z."""
-    makers: dict[str, Callable[[], SphericalLoss]] = {
-        "squared": SquaredError,
-        "spherical": lambda: SphericalSoftmax(epsilon),
-        "taylor": TaylorSoftmax,
-        "z": lambda: ZLoss(a, b),
-    }
-    if name not in makers:
-        raise ConfigError(f"output.loss: {name!r} is unknown; choose one of {', '.join(makers)}")
-    return makers[name]()
+def make_loss(name: str, **settings: float) -> SphericalLoss:
+    """Return the loss of a registered name, with those of the settings that it takes; the others are its defaults.
+
+    Settings of other losses (`a`, `b` of the Z-loss, `epsilon` of the spherical softmax) are passed over, so that all
+    of a configuration's can be given.
+    """
+    kind, known = LOSSES[name], {setting for kind in LOSSES for setting in kind.settings}
+    if unknown := settings.keys() - known:
+        raise ConfigError(f"make_loss: no loss has a setting {min(unknown)!r}; known: {', '.join(sorted(known))}")
+    loss = load(kind.make)(**{key: value for key, value in settings.items() if key in kind.settings})
+    if not isinstance(loss, SphericalLoss):
+        raise ConfigError(f"output.loss {name!r} is registered with {kind.make!r}, which makes no SphericalLoss")
+    return loss
 
 
 def _of(x: Array) -> Any:

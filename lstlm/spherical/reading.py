@@ -8,9 +8,10 @@ from functools import partial
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.output_layer import OutputLayer
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, without_autocast
 from lstlm.spherical.compiled import begin
 from lstlm.spherical.dense import DenseState
@@ -24,7 +25,7 @@ from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
 
 
-class SphericalReader(nn.Module):
+class SphericalReader(OutputLayer):
     """A spherical loss over a linear output layer whose weights `state` holds, as it is read."""
 
     state: FactoredState | DenseState
@@ -144,6 +145,10 @@ class SphericalReader(nn.Module):
     def weight_norm(self) -> float:
         """Return ‖W‖_F."""
         return math.sqrt(self.state.squared_norm())
+
+    def statistics(self) -> dict[str, float]:
+        """Return ‖W‖_F."""
+        return {"weight_norm": self.weight_norm()}
 
     @torch.no_grad()
     def weight(self) -> Tensor:

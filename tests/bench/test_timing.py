@@ -8,6 +8,7 @@ from lstlm.bench.methods import Method, Runner
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, percentile
 from lstlm.bench.workload import Workload
 from lstlm.errors import NumericsError
+from lstlm.outputs import OutputLayer
 
 
 class Scripted:
@@ -79,7 +80,7 @@ class Failing(Runner):
     """Refuses the first updates, or gives a loss that is not finite after some steps."""
 
     def __init__(self, refusals: int = 0, finite: int = 10**9) -> None:
-        super().__init__(None, 8.0)
+        super().__init__(OutputLayer(), 8.0)
         self.refusals, self.finite = refusals, finite
 
     def step(self, h: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,7 @@ def test_perplexity_is_the_mean_over_all_held_out_words(lstlm: Call, run_spheric
     context, logs, ranks = [1] * 4, [], []
     for word in ids.tolist():
         h = run.network.encode(torch.tensor([context[-4:]]))
-        everything = run.network.head.log_prob(h.expand(len(run.vocabulary), -1), torch.arange(len(run.vocabulary)))
+        everything = run.network.output.log_prob(h.expand(len(run.vocabulary), -1), torch.arange(len(run.vocabulary)))
         logs.append(float(everything[word]))
         ranks.append(1 + int((everything > everything[word]).sum()))
         context = [1] * 4 if word == 2 else [*context, word]

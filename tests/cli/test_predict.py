@@ -19,7 +19,7 @@ def test_probabilities_are_those_of_the_whole_vocabulary(lstlm: Call, run_spheri
     entries = answer["predictions"]
     assert [entry["word"] for entry in entries] != [] and "<s>" not in {entry["word"] for entry in entries}
     h = run.network.encode(torch.tensor([[1, 1, *run.vocabulary.encode(["the", "old"])]]))
-    exact = run.network.head.log_prob(h.expand(size, -1), torch.arange(size)).exp()
+    exact = run.network.output.log_prob(h.expand(size, -1), torch.arange(size)).exp()
     assert float(exact.sum()) == pytest.approx(1.0, abs=1e-4)
     for entry in entries:
         assert entry["probability"] == pytest.approx(float(exact[run.vocabulary.index[entry["word"]]]), rel=1e-4)

@@ -20,7 +20,7 @@ def test_json(dtype: str, bound: float) -> None:
     result = run("--steps", "12", "--dtype", dtype, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
-    assert list(document["losses"]) == ["squared", "spherical", "taylor", "z"]
+    assert list(document["losses"]) == ["z", "squared", "spherical", "taylor"]
     assert (document["dtype"], document["steps"], document["bound"]) == (dtype, 12, bound)
     assert document["agree"] is True
     for errors in document["losses"].values():

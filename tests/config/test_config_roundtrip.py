@@ -2,13 +2,14 @@
 
 from dataclasses import fields
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lstlm.config import Config, dump_config, parse_config, to_dict
+from lstlm.config.reader import type_of
 
 
 def values(kind: Any, limits: dict[str, float]) -> st.SearchStrategy[Any]:
@@ -56,8 +57,7 @@ def configs() -> st.SearchStrategy[Config]:
     sections: dict[str, Any] = {}
     for section in fields(Config):
         kind: Any = section.default_factory
-        hints = get_type_hints(kind)
-        keys = {field.name: values(hints[field.name], field.metadata["limits"]) for field in fields(kind)}
+        keys = {field.name: values(type_of(kind, field), field.metadata["limits"]) for field in fields(kind)}
         keys |= {key.partition(".")[2]: drawn for key, drawn in TOGETHER.items() if key.startswith(f"{section.name}.")}
         sections[section.name] = st.builds(kind, **keys)
     return st.builds(Config, **sections)

@@ -55,10 +55,10 @@ def test_against_a_dense_evaluation(kind: str, loss: str) -> None:
     with torch.no_grad():
         for batch in batches():
             h, ids = network.encode(torch.as_tensor(batch.context)), torch.as_tensor(batch.target_ids)
-            losses += network.head(h, ids).tolist()
-            scores, order = network.head.topk(h, VOCAB)
+            losses += network.output(h, ids).tolist()
+            scores, order = network.output.topk(h, VOCAB)
             places += [row.index(target) + 1 for row, target in zip(order.tolist(), ids.tolist(), strict=True)]
-            if network.head.normalised:
+            if network.output.normalised:
                 # the whole distribution, so that the perplexity is known to come from one that adds up to 1
                 assert torch.allclose(scores.exp().sum(1), torch.ones(len(h), dtype=h.dtype), atol=1e-9)
                 logs += scores.gather(1, (order == ids[:, None]).int().argmax(1, keepdim=True))[:, 0].tolist()
@@ -84,13 +84,13 @@ def test_bags_weigh_their_words_and_free_places_count_nothing(kind: str, loss: s
     network.eval()
     with torch.no_grad():
         h = network.encode(torch.as_tensor(context))
-        losses = network.head(h, torch.as_tensor(ids), torch.as_tensor(values))
+        losses = network.output(h, torch.as_tensor(ids), torch.as_tensor(values))
         assert result.loss == pytest.approx(float(losses.mean()), rel=1e-7)
         assert result.tokens == 40
         # hits are those of the word of greatest weight
-        assert result.top10 == float((network.head.rank_of(h, torch.as_tensor(ids[:, 2])) <= 10).double().mean())
-        if network.head.normalised:
-            logs = network.head.log_prob(h, torch.as_tensor(ids)).numpy()
+        assert result.top10 == float((network.output.rank_of(h, torch.as_tensor(ids[:, 2])) <= 10).double().mean())
+        if network.output.normalised:
+            logs = network.output.log_prob(h, torch.as_tensor(ids)).numpy()
             assert result.perplexity == pytest.approx(math.exp(-(values * logs).sum() / 20), rel=1e-7)
 
 

@@ -20,6 +20,11 @@ from tests.outputs.dense_outputs import (
     DenseSpherical,
 )
 
+DENSE = {
+    "softmax": DenseLinear,
+    "hierarchical": DenseHierarchical,
+    "adaptive": DenseAdaptive,
+}
 VOCAB, HIDDEN, EXAMPLES = 40, 6, 11
 COUNTS = torch.tensor([(37 * i) % 101 + 1 for i in range(VOCAB)])  # neither sorted nor distinct
 SPHERICAL = [f"{kind}-{loss}" for kind in ("factored", "naive") for loss in ("z", "squared", "spherical", "taylor")]
@@ -52,7 +57,7 @@ def dense_of(name: str, layer: nn.Module) -> Dense:
         return DenseSpherical(layer, detail, config.a, config.b, config.epsilon)
     if kind == "sampled":
         return DenseLinear(layer) if detail == "all" else DenseSampled(layer, COUNTS)
-    return {"softmax": DenseLinear, "hierarchical": DenseHierarchical, "adaptive": DenseAdaptive}[kind](layer)
+    return DENSE[kind](layer)
 
 
 def batch(
@@ -124,6 +129,43 @@ def test_several_targets_are_refused_in_words(name: str) -> None:
 def test_flat_ids_without_values_mean_one_target_of_value_one(name: str) -> None:
     h, ids, _ = batch(5)
     torch.testing.assert_close(make(name)(h, ids[:, 0]), make(name)(h, ids, torch.ones_like(h[:, :1])), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "sampled"])  # two forwards, other candidates
+def test_value_and_grad_is_forward_and_backward(name: str) -> None:
+    one, other = make(name), make(name)
+    h, ids, _ = batch(4)
+    for weight in (None, torch.linspace(-0.2, 1.0, len(h), dtype=h.dtype) / len(h)):
+        leaf = h.detach().clone().requires_grad_()
+        losses = one(leaf, ids)
+        losses.backward(torch.full_like(losses, 1 / len(h)) if weight is None else weight)
+        found, gradient = other.value_and_grad(h.detach(), ids, None, weight)
+        torch.testing.assert_close(found, losses.detach(), **TOLERANCE)
+        torch.testing.assert_close(gradient, leaf.grad, **TOLERANCE)
+        assert not found.requires_grad and not gradient.requires_grad
+        one.update(0.05)
+        other.update(0.05)
+        torch.testing.assert_close(one.weight(), other.weight(), **TOLERANCE)
+    with pytest.raises(LstlmError, match="weight"):
+        other.value_and_grad(h.detach(), ids, None, torch.ones(3))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_answers_every_call_of_the_protocol(name: str) -> None:
+    layer = make(name)
+    h, ids, _ = batch(4)
+    before = layer.weight()
+    layer.expect(torch.cat([ids, ids]))
+    layer.value_and_grad(h.detach(), ids)
+    norm = layer.grad_norm()
+    assert norm > 0 or norm != norm
+    layer.update(0.1)
+    assert layer.last_stabilise_ms >= 0
+    assert all(isinstance(value, float) for value in {**layer.statistics(), **layer.diagnostics()}.values())
+    moved = layer.weight()
+    assert not torch.equal(before, moved)
+    assert layer.restore() == name.startswith("factored")
+    torch.testing.assert_close(layer.weight(), moved, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", NORMALISED)

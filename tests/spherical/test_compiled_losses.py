@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lstlm.errors import NumericsError
 from lstlm.spherical import SphericalLoss, SphericalOutput, ZLoss
-from lstlm.spherical.compiled import LOSSES, CompiledLowRank
+from lstlm.spherical.compiled import NATIVE, CompiledLowRank
 from lstlm.spherical.losses import Partials
 from lstlm.spherical.native import kernel_for
 from tests.spherical.oracle import NORMALISED, Interpreted, loss_of, random_weight
@@ -63,7 +63,7 @@ def test_with_a_prior(name: str) -> None:
 
 
 def test_every_loss_of_the_configuration_is_compiled() -> None:
-    assert {type(loss_of(name)) for name in NAMES} == set(LOSSES)
+    assert {type(loss_of(name)) for name in NAMES} == set(NATIVE)
 
 
 class Doubled(ZLoss):

@@ -133,7 +133,7 @@ def test_a_run_of_sweeps_is_a_normal_run(lstlm: Cli, tmp_path: Path) -> None:
     loaded = load_run(run)
     words = len(loaded.vocabulary)
     assert loaded.network.input_vectors().shape == loaded.network.output_vectors().shape == (words, 8)
-    assert loaded.network.head.vocab == 2 * words and float(loaded.network.unexplained) == loss[4]
+    assert loaded.network.output.vocab == 2 * words and float(loaded.network.unexplained) == loss[4]
     out = lstlm.run("nn", str(run), "w1", "-k", "3")
     assert out.code == 0 and len(out.out.splitlines()) == 3
     assert lstlm.run("export", str(run), "--format", "word2vec", "--out", str(tmp_path / "v.txt")).code == 0

@@ -16,7 +16,7 @@ from lstlm.data import Batch, Corpus
 from lstlm.data.association import association_rows
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import CheckpointError, ConfigError
-from lstlm.training.loop.learner import Learner, Step
+from lstlm.training.loop.learner import Learner, StepResult
 from lstlm.training.loop.refit import Targets, sweep
 
 
@@ -79,7 +79,7 @@ class RefitLearner(Learner):
         self._corpus = corpus
         self._targets: Targets | None = None
 
-    def step(self, lr_scale: float, *, measured: bool = True) -> Step:
+    def step(self, lr_scale: float, *, measured: bool = True) -> StepResult:
         """Make one sweep.  `lr_scale` is not used: a refit has no rate."""
         del lr_scale
         self.clock.start(measured=measured)
@@ -89,11 +89,11 @@ class RefitLearner(Learner):
         with torch.no_grad():
             fit = sweep(targets, table, config.output.ridge, config.model.vector_power)
             table.copy_(fit.H)
-            self.network.head.set_weight(fit.W)  # type: ignore[attr-defined]
+            self.network.output.set_weight(fit.W)  # type: ignore[operator]
             self.network.unexplained.fill_(fit.unexplained)
         self.clock.lap("update")
         self.examples.epoch += 1
-        return Step(fit.unexplained, self.words_per_step)
+        return StepResult(fit.unexplained, self.words_per_step)
 
     def _open_targets(self) -> Targets:
         settings = row_settings(self.config.data, self.config.train.seed)

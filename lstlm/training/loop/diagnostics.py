@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import torch
+
+from lstlm.outputs import OutputLayer
 
 _SHARE = 0.004  # of the training time that the costly figures (singular values, sampled errors) may take
 
@@ -22,14 +23,18 @@ class Diagnostics:
         self._price = 0.0
         self._paid_at = float("-inf")
 
-    def __call__(self, output: Any, *, full: bool = False) -> dict[str, float]:
+    def __call__(self, output: OutputLayer, *, full: bool = False) -> dict[str, float]:
         """Return lst/… figures; with `full`, all of them whatever they cost."""
         now = perf_counter()
-        figures = {"lst/weight_norm": float(output.weight_norm())} if hasattr(output, "weight_norm") else {}
+        figures = _named(output.statistics())
         affordable = self._decide((now - self._paid_at) * _SHARE >= self._price)
-        if hasattr(output, "diagnostics") and (full or affordable):
+        if full or affordable:
             with torch.random.fork_rng(devices=[]):
-                figures.update({f"lst/{name}": float(value) for name, value in output.diagnostics().items()})
+                figures.update(_named(output.diagnostics()))
             self._paid_at = perf_counter()
             self._price = self._paid_at - now
         return figures
+
+
+def _named(figures: dict[str, float]) -> dict[str, float]:
+    return {f"lst/{name}": value for name, value in figures.items()}

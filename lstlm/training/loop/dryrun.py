@@ -36,7 +36,7 @@ def count_parameters(learner: Learner) -> dict[str, int]:
     network = learner.network
     vocab, width = network.input_vectors().shape
     hidden = sum(parameter.numel() for parameter in network.hidden.parameters())
-    output = network.head.vocab * (network.head.hidden + int(learner.config.output.bias))
+    output = network.output.vocab * (network.output.hidden + int(learner.config.output.bias))
     counts = {"embedding": vocab * width, "hidden": hidden, "output": output}
     return {**counts, "total": sum(counts.values())}
 

@@ -20,7 +20,7 @@ from lstlm.training.run.checkpoint import Checkpoint
 from lstlm.training.run.shards import load_network, training_state
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """What a step tells: the mean loss of its batch, before the update, and the number of examples."""
 
     loss: float
@@ -71,15 +71,10 @@ class Learner:
         self.seconds_before = 0.0  # spent by an earlier run on what this one found ready
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
         self.grad_norm: float | None = None  # of the output weights, at the last measured step
-        # what the spherical layers have and the softmaxes lack
-        self._expect: Callable[[Tensor], None] | None = getattr(self.network.output, "expect", None)
-        self._value_and_grad: Callable[..., tuple[Tensor, Tensor]] | None = getattr(
-            self.network.output, "value_and_grad", None
-        )
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
         self._whole: WholePass | Literal[False] | None = None  # None: not looked for yet; False: there is none
 
-    def step(self, lr_scale: float, *, measured: bool = True) -> Step:
+    def step(self, lr_scale: float, *, measured: bool = True) -> StepResult:
         """Take one step on the next batch.
 
         Raises NumericsError, with nothing updated, where the loss or its gradient is not finite; the batch is then
@@ -91,19 +86,19 @@ class Learner:
         context, ids = self._place(batch.context), self._place(batch.target_ids)
         values = None if batch.target_values is None else self._place(batch.target_values)
         self.clock.lap("data")
-        if coming is not None and self._expect is not None:
-            self._expect(self._place(coming))
+        if coming is not None:
+            self.network.output.expect(self._place(coming))
             self.clock.lap("stabilise")
         self.optimisers.zero()
         value = self.gradients(context, ids, values, self.clock.lap)
         if measured:
-            read = getattr(self.network.output, "grad_norm", None)
-            self.grad_norm = None if read is None else float(read())
+            norm = self.network.output.grad_norm()
+            self.grad_norm = None if math.isnan(norm) else norm
         self.optimisers.step(lr_scale)
         # The layer times its own repairs, which happen inside its update.
-        self.clock.lap("update", of_which={"stabilise": 1e-3 * getattr(self.network.output, "last_stabilise_ms", 0.0)})
+        self.clock.lap("update", of_which={"stabilise": 1e-3 * self.network.output.last_stabilise_ms})
         self._batch = None
-        return Step(value, self._examples_of(batch))
+        return StepResult(value, self._examples_of(batch))
 
     def gradients(self, context: Tensor, ids: Tensor, values: Tensor | None, lap: Callable[[str], None]) -> float:
         """Return the mean loss, and leave all gradients where the optimisers look for them; `lap` hears of phases."""
@@ -113,10 +108,10 @@ class Learner:
             self._whole = None  # what it knew of the network may no longer be so
         encoding = self.network.begin(context)
         lap("hidden_forward")
-        mean, gradient = self._differentiate(encoding.h, ids, values)
+        losses, gradient = self.network.output.value_and_grad(encoding.h, ids, values)
         lap("output")
         encoding.backward(gradient)
-        value = self._finite(mean, gradient)
+        value = self._finite(self._mean(losses), gradient)
         lap("backward")
         return value
 
@@ -128,17 +123,6 @@ class Learner:
         if self._whole is None:
             self._whole = WholePass.make(self.network, m, n) or False
         return self._whole or None
-
-    def _differentiate(self, hidden: Tensor, ids: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the mean loss and its gradient to the hidden layer (m,hidden)."""
-        if self._value_and_grad is not None:
-            losses, gradient = self._value_and_grad(hidden, ids, values)
-            return self._mean(losses), gradient
-        leaf = hidden.detach().requires_grad_()
-        loss = self._mean(self.network.output(leaf, ids, values))
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert leaf.grad is not None
-        return loss, leaf.grad
 
     def _mean(self, losses: Tensor) -> Tensor:
         """Return the mean loss of the minibatch."""
@@ -161,12 +145,8 @@ class Learner:
 
     def restore_output(self) -> bool:
         """Fold the factors of the output layer into plain weights, where it has factors; say whether it had."""
-        restore = getattr(self.network.output, "restore", None)
-        if restore is None:
-            return False
         with torch.no_grad():
-            restore()
-        return True
+            return self.network.output.restore()
 
     def tensors(self) -> dict[str, dict[str, Any]]:
         """Return the tensors to save, by file: references, not copies."""

@@ -11,7 +11,7 @@ from lstlm.errors import NumericsError
 from lstlm.spherical.shrink import LearningRateTooLarge
 from lstlm.training.log.runlog import RunLog
 from lstlm.training.loop.diagnostics import Diagnostics
-from lstlm.training.loop.learner import Learner, Step
+from lstlm.training.loop.learner import Learner, StepResult
 from lstlm.training.loop.progress import Progress
 from lstlm.training.loop.schedule import Budget, decay_factor, warmup_factor
 from lstlm.training.loop.validate import Interrupted, Validator
@@ -97,7 +97,7 @@ class Trainer:
         scale = self._lr_scale()
         measured = (self.progress.step + 1) % self.config.train.log_every == 0
         try:
-            step: Step | None = self.learner.step(scale, measured=measured)
+            step: StepResult | None = self.learner.step(scale, measured=measured)
         except NumericsError as error:
             if not self.learner.has_rates:
                 raise
@@ -110,7 +110,7 @@ class Trainer:
         self._unsaved = True
         self.log.console.advance()
 
-    def _try_restored(self, error: NumericsError, scale: float) -> Step | None:
+    def _try_restored(self, error: NumericsError, scale: float) -> StepResult | None:
         """Try the batch once more with the factored state restored; else roll back and return None."""
         try:
             # restoring reads the whole vocabulary and does not make a learning rate smaller

@@ -1,0 +1,107 @@
+"""`OutputLayer`: the one face that every output layer shows to a network."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lstlm.errors import ConfigError
+
+
+class OutputLayer(nn.Module):
+    """What stands at the end of a network: it owns W (D,hidden), gives losses, and takes its own exact step.
+
+        losses = layer(h, target_ids)       # (m,), differentiable to h
+        losses.mean().backward()            # the gradient reaches h; the layer keeps what its step needs
+        layer.update(lr)                    # once, for the backward passes since the last update
+
+    or, without autograd, `losses, gradient = layer.value_and_grad(h, target_ids)` and `layer.update(lr)`.
+
+    A kind of layer says how `forward` and `update` go, and how it is read (`log_prob`, `topk`, `rank_of`, `weight`);
+    the rest has defaults for a layer that has nothing to tell. `state_dict` holds all that the next step depends on.
+    """
+
+    hidden: int
+
+    @property
+    def vocab(self) -> int:
+        """The number of outputs D."""
+        raise NotImplementedError
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the layer defines a probability over the vocabulary, so that `log_prob` works."""
+        raise NotImplementedError
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+    def forward(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return losses (m,).  h (m,hidden); target_ids, target_values (m,) or (m,K); weight (m,)."""
+        raise NotImplementedError
+
+    def value_and_grad(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss, weight (m,), the mean where None.
+
+        `update` comes next, as after `backward`.
+        """
+        with torch.enable_grad():
+            leaf = h.detach().requires_grad_()
+            losses: Tensor = self(leaf, target_ids, target_values)
+        upstream = torch.full_like(losses, 1 / len(losses)) if weight is None else weight.to(losses)
+        (gradient,) = torch.autograd.grad(losses, leaf, upstream)
+        return losses.detach(), gradient
+
+    def update(self, lr: float, weight_decay: float = 0.0) -> None:
+        """W ← (1 − lr·weight_decay)·W − lr·∇W for the backward passes since the last update."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Forget the backward passes since the last update."""
+        raise NotImplementedError
+
+    def expect(self, target_ids: Tensor) -> None:
+        """Hear the targets of some minibatches to come, of any shape; changes no weight."""
+
+    def restore(self) -> bool:
+        """Fold whatever stands for W into plain weights, without changing W; say whether there was anything to fold."""
+        return False
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+    def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h) in the shape of ids, (m,) or (m,K), where the layer is normalised."""
+        raise ConfigError(f"{type(self).__name__} defines no probability")
+
+    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return (scores, ids), both (m,k), best first; the scores are log-probabilities where there are any."""
+        raise NotImplementedError
+
+    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return 1 + how many words score above ids, (m,) or (m,K), int64; of equal scores, the lower id is above."""
+        raise NotImplementedError
+
+    def weight(self) -> Tensor:
+        """Return the word vectors of the output side (D,hidden), a copy."""
+        raise NotImplementedError
+
+    # ---- figures about the layer -----------------------------------------------------------------------------------
+    def grad_norm(self) -> float:
+        """Return ‖∇W‖_F of what backward delivered since the last update; nan where the layer does not know it."""
+        return math.nan
+
+    def statistics(self) -> dict[str, float]:
+        """Return figures that cost little, for every line of a log."""
+        return {}
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return figures that cost as much as many steps."""
+        return {}
+
+    @property
+    def last_stabilise_ms(self) -> float:
+        """How many milliseconds of the last update went into keeping the numbers healthy."""
+        return 0.0
