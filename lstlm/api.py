@@ -48,7 +48,7 @@ class Run:
     folder      where it was trained
     config      all settings of the run
     vocabulary  its words and their counts
-    network     the model, a torch module in evaluation mode; `network.head` is the output layer
+    network     the model, a torch module in evaluation mode; `network.output` is the output layer
     step        how many updates it has seen
     text        how text becomes words, as the text of its corpus did
     """
@@ -86,7 +86,7 @@ class Run:
         """Return the k likeliest next words with their probabilities, or with scores where the loss has none."""
         predictor = self._predictor
         entries = predictor.predict(predictor.read(text)[0], k)["predictions"]
-        key = "probability" if self.network.head.normalised else "score"
+        key = "probability" if self.network.output.normalised else "score"
         return [(entry["word"], entry[key]) for entry in entries]
 
     def generate(self, prompt: str = "", words: int = 20, *, temperature: float = 1.0, seed: int | None = None) -> str:
@@ -131,7 +131,7 @@ class Run:
     def _need_probabilities(self) -> None:
         if self.config.data.context_kind == "cooccurrence":
             raise ConfigError("a run of context_kind cooccurrence scores pairs of words, not text")
-        if not self.network.head.normalised:
+        if not self.network.output.normalised:
             raise ConfigError(
                 f"output.loss {self.config.output.loss} defines no probabilities; train with taylor or spherical, "
                 "or another output.kind"

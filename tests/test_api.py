@@ -40,7 +40,7 @@ def log_probs_one_by_one(run: lstlm.Run, words: list[str]) -> list[float]:
     for at, target in enumerate([*ids, known.eos_id]):
         context = ([known.bos_id] * 3 + ids)[at : at + 3]
         h = run.network.encode(torch.tensor([context]))
-        everything = run.network.head.log_prob(h, torch.arange(len(known))[None])[0].double().log_softmax(0)
+        everything = run.network.output.log_prob(h, torch.arange(len(known))[None])[0].double().log_softmax(0)
         found.append(float(everything[target]))
     return found
 
@@ -142,7 +142,7 @@ def test_perplexity_of_texts_and_of_lines(run: lstlm.Run) -> None:
 
 def test_words_are_drawn_as_often_as_they_are_probable(run: lstlm.Run) -> None:
     h = run.network.encode(torch.tensor([[run.vocabulary.bos_id] * 3]))
-    p = run.network.head.log_prob(h, torch.arange(len(run.vocabulary))[None])[0].double().exp()
+    p = run.network.output.log_prob(h, torch.arange(len(run.vocabulary))[None])[0].double().exp()
     p[[run.vocabulary.unk_id, run.vocabulary.bos_id]] = 0  # never drawn
     p = (p / p.sum()).numpy()
     draws = [run.generate("", words=1, seed=seed) for seed in range(3000)]

@@ -190,7 +190,7 @@ def _print_words(run: "LoadedRun", split: "Split", spelled: list[list[str]], lim
     kind, known = run.config.data.context_kind, run.vocabulary
     if kind == "bag":
         raise ConfigError("--words: a run of context_kind bag scores bags of words, not one word after the other")
-    key = "log_prob" if run.network.head.normalised else "minus_loss"
+    key = "log_prob" if run.network.output.normalised else "minus_loss"
     scored = word_scores(run.network, _batches(run, split, limit))
     ends = np.flatnonzero(split.ids == known.eos_id)
     lengths = np.diff(ends, prepend=-1) - (kind == "window")  # where </s> is no target

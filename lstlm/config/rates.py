@@ -5,15 +5,7 @@ from dataclasses import replace
 from lstlm.config.rules import broken_rules
 from lstlm.config.schema import Config
 from lstlm.errors import ConfigError
-<<<<<<< HEAD
-
-# An update shrinks W by I − 2η Hᵀdiag(dq)H, and of these losses dq goes as 1/D: the largest stable rate grows with the
-# vocabulary. The rate a word, and the most that was of use; docs/archive/quality.md has the trials.
-_PER_WORD = {"z": (1 / 200, 100.0), "taylor": (1 / 200, 10.0), "spherical": (1 / 200, 0.1)}
-_BASELINES = {"softmax": 1.0, "hierarchical": 1.0, "adaptive": 1.0, "sampled": 5.0}
-=======
 from lstlm.registry import LOSSES, OUTPUTS
->>>>>>> b8e7d8c (One protocol for output layers, one registry of losses and kinds: adding either touches two files, and nobody probes for methods)
 
 
 def output_rate(config: Config, vocab: int) -> float:

@@ -88,7 +88,7 @@ class Predictor:
             raise ConfigError(f"a run of context_kind {self._kind} does not predict the next word: it cannot go on")
         if not 0 <= temperature < float("inf"):
             raise ConfigError(f"temperature {temperature}: at least 0, which always takes the best word, and finite")
-        if temperature > 0 and not self._network.head.normalised:
+        if temperature > 0 and not self._network.output.normalised:
             raise ConfigError("the loss of this run defines no probabilities to draw from; use temperature 0")
         known, random = self._vocabulary, np.random.default_rng(seed)
         context = self.read(text)[0] if text.strip() else [known.bos_id] * self._context
@@ -100,7 +100,7 @@ class Predictor:
 
     @torch.no_grad()
     def _next(self, context: list[int], temperature: float, random: np.random.Generator) -> int:
-        head, known = self._network.head, self._vocabulary
+        head, known = self._network.output, self._vocabulary
         h = self._encode_context(context)
         if temperature == 0:
             best = head.topk(h, 3)[1][0].tolist()
