@@ -122,21 +122,6 @@ def evaluate(
     )
 
 
-<<<<<<< HEAD
-=======
-@torch.no_grad()
-def word_log_probs(network: Network, batches: Iterable[Batch]) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """The log-probability of the target of each example of `batches`, (n,), for a normalised layer."""
-    device = next(chain(network.parameters(), network.buffers())).device
-    found = [np.zeros(0)]
-    for batch in batches:
-        h = network.encode(torch.as_tensor(batch.context, device=device))
-        scores = network.output.log_prob(h, torch.as_tensor(batch.target_ids, device=device))
-        found.append(scores.double().cpu().numpy())
-    return np.concatenate(found)
-
-
->>>>>>> d5689eb (The output layer is network.output everywhere)
 class _Sums:
     """Running totals in float64, on the host."""
 
