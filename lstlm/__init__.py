@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lstlm.api import Corpus, Run, Vectors, load, load_vectors, prepare, train
+    from lstlm.api import Corpus, Run, Vectors, load, load_vectors, prepare, train, train_vectors
     from lstlm.errors import CheckpointError, ConfigError, DataError, LstlmError, NumericsError, UnknownWord
     from lstlm.spherical import (
         CustomLoss,
@@ -49,10 +49,11 @@ __all__ = [
     "make_loss",
     "prepare",
     "train",
+    "train_vectors",
 ]
 
 _ROOMS = {  # where a public name lives; all others in spherical
-    "api": {"Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train"},
+    "api": {"Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train", "train_vectors"},
     "errors": {"CheckpointError", "ConfigError", "DataError", "LstlmError", "NumericsError", "UnknownWord"},
 }
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lstlm.config import Config, dump_config, load_config, parse_config
+from lstlm.config import Config, dump_config, load_config, parse_config, vector_config
 from lstlm.data import Corpus, Split, Vocabulary, evaluation_batches
 from lstlm.data.inputs import TextSource
 from lstlm.data.prepare import PrepareOptions
@@ -39,7 +39,7 @@ from lstlm.training.run.session import train as train_run
 from lstlm.training.run.session import use_device
 from lstlm.vectors import Vectors, load_vectors
 
-__all__ = ["Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train"]
+__all__ = ["Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train", "train_vectors"]
 
 
 class Run:
@@ -163,7 +163,7 @@ def prepare(
     *,
     tokenise: str = "none",
     lowercase: bool = False,
-    min_count: int = 1,
+    min_count: int | None = 1,
     max_vocab: int | None = None,
     valid_fraction: float = 0.01,
     force: bool = False,
@@ -175,7 +175,7 @@ def prepare(
     tokenise        "simple" cuts raw text into sentences and words; "none": words stand between blanks, one sentence a
                     line
     lowercase       lower-case the text
-    min_count       leave out rarer words
+    min_count       leave out rarer words; None leaves the number to the size of the text
     max_vocab       keep the commonest so many words, <unk>, <s> and </s> included
     valid_fraction  share of the sentences kept for validation
     force           replace a corpus that is there
@@ -233,6 +233,18 @@ def train(
         stopped = KeyboardInterrupt if summary.signal == signal.SIGINT else SystemExit
         raise stopped(128 + summary.signal)
     return Run(load_run(folder, device=place))
+
+
+def train_vectors(
+    data: Corpus | str | Path, *, settings: Mapping[str, Any] | None = None, run: str | Path | None = None, **how: Any
+) -> Run:
+    """Train word vectors on a corpus by the co-occurrence recipe that suits its size, in seconds to minutes.
+
+    `settings`, `run` and what else is given are as in `train`.
+    """
+    corpus = data if isinstance(data, Corpus) else Corpus.open(Path(data))
+    config = vector_config(corpus.train.words, len(corpus.vocabulary))
+    return train(config, data=corpus, settings=settings, run=run or default_folder(Path("vectors")), **how)
 
 
 def _config(config: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str]) -> tuple[Config, str]:

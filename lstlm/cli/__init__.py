@@ -15,6 +15,7 @@ from lstlm.cli.outcome import leave, run_and_report
 
 # name → one line of help; the command is the attribute `command` of lstlm.cli.<name>
 COMMANDS = {
+    "vectors": "Learn word vectors from your own text, in one command.",
     "prepare": "Turn text into a vocabulary and encoded training data.",
     "train": "Train a model described by a recipe or a configuration file.",
     "eval": "Score a run or a file of word vectors.",

@@ -18,6 +18,7 @@ Example:
   lstlm prepare 1b --download --out data/1b                   # min count 3: the 793,471-word vocabulary
   zcat dump.gz | lstlm prepare - --min-count 5 --out data/dump
 """
+PHASES = {"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}
 
 
 @click.command("prepare", epilog=EPILOGUE)
@@ -78,7 +79,7 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
         data_folder=given["data_folder"],
         **cap,
     )
-    with Bars({"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}) as bars:
+    with Bars(PHASES) as bars:
         summary = prepare(source, out, options, force=given["force"], progress=bars)
     for note in (*summary["source"]["notes"], *_hints(summary, given["min_count"])):
         say(f"note: {note}")

@@ -1,5 +1,6 @@
 """The configuration: frozen dataclasses (``schema``), read from strict YAML (``reader``), written back (``writer``)."""
 
+from lstlm.config.by_size import vector_config
 from lstlm.config.rates import output_rate, with_rates
 from lstlm.config.reader import load_config, parse_config
 from lstlm.config.recipe_files import recipes
@@ -19,5 +20,6 @@ __all__ = [
     "parse_config",
     "recipes",
     "to_dict",
+    "vector_config",
     "with_rates",
 ]

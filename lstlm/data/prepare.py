@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,19 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """Settings of `prepare`; `max_vocab` counts the three specials too, None is no limit."""
+    """Settings of `prepare`; `max_vocab` counts the three specials too, None is no limit.
 
-    min_count: int = 1
+    `min_count` None is chosen by the size of the text: `usual_min_count`.
+    """
+
+    min_count: int | None = 1
     max_vocab: int | None = None
     workers: int = 1
     valid_fraction: float = 0.01
     text: TextOptions = field(default_factory=TextOptions)
 
     def __post_init__(self) -> None:
-        if self.min_count < 1:
+        if self.min_count is not None and self.min_count < 1:
             raise ConfigError(f"--min-count: {self.min_count} is below 1")
         if self.max_vocab is not None and self.max_vocab <= len(SPECIALS):
             raise ConfigError(
@@ -59,6 +62,11 @@ class PrepareOptions:
             raise ConfigError(f"--valid-fraction: {self.valid_fraction} is outside [0, 1)")
         if self.text.tokenise not in ("none", "simple"):
             raise ConfigError(f"--tokenise: {self.text.tokenise!r} is not one of none, simple")
+
+
+def usual_min_count(words: int) -> int:
+    """Return how often a word must be seen to have a vector worth having: more often where there is more text."""
+    return 2 if words < 200_000 else 3 if words < 1_000_000 else 5 if words < 500_000_000 else 10
 
 
 def prepare(
@@ -73,7 +81,9 @@ def prepare(
         order = _count(source, folder, options, progress or (lambda *_: None))
         counted = time.perf_counter()
         workers = 1 + max((worker for worker, _ in order), default=0)
-        merged = merge_types(folder, workers, options.min_count, options.max_vocab)
+        min_count = options.min_count or usual_min_count(sum(report.written[0] for _, report in order))
+        options = replace(options, min_count=min_count)
+        merged = merge_types(folder, workers, min_count, options.max_vocab)
         merged_at = time.perf_counter()
         parts = _encode(folder, merged, order, progress or (lambda *_: None))
         manifest = _manifest(source, options, merged, parts, order)

@@ -1,0 +1,209 @@
+"""``lstlm vectors``: one's own text to word vectors, in one command."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lstlm.cli import common
+from lstlm.cli.bars import Bars
+from lstlm.cli.loading import json_option, table
+from lstlm.cli.prepare import PHASES
+from lstlm.cores import usable_cores
+from lstlm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from lstlm.api import Run
+    from lstlm.data import Corpus
+    from lstlm.data.inputs import TextSource
+
+EPILOGUE = """\b
+Example:
+  lstlm vectors mine.txt --out mine.vec
+  lstlm vectors books/ 'news/*.txt.gz' --out all.bin --dim 300 --min-count 10
+  zcat dump.gz | lstlm vectors - --out dump.vec.gz --keep data/dump
+
+\b
+Then:
+  lstlm nn mine.vec king - man + woman
+  gensim.models.KeyedVectors.load_word2vec_format("mine.vec")       # binary=True for .bin
+"""
+FORMS = {".txt": "word2vec", ".vec": "word2vec", ".bin": "word2vec-bin"}
+_ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: which files, and how they were read
+
+
+@click.command("vectors", epilog=EPILOGUE)
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option(
+    "--out",
+    "target",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file to write: .txt or .vec (word2vec text), .bin (word2vec binary); with .gz after it, compressed.",
+)
+@click.option("--dim", type=click.IntRange(1, 65536), help="Length of a vector.  [by size of text: 100, 200 or 300]")
+@click.option("--min-count", type=click.IntRange(1), help="Leave out rarer words.  [by size of text: 2, 3, 5 or 10]")
+@click.option("--window", type=click.IntRange(1, 512), help="Neighbours counted on each side.  [5]")
+@click.option("--cased", is_flag=True, help="Keep capitals; the text is lower-cased otherwise.")
+@click.option("--tokenise", type=click.Choice(["simple", "none"]), default="simple", show_default=True,
+              help="none: one sentence a line, words between blanks.")  # fmt: skip
+@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR",
+              help="Keep corpus and run in DIR/corpus and DIR/run.  [the corpus alone, in a cache folder]")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random start.")
+@click.option("--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [default: torch's]")
+@click.option("--force", is_flag=True, help="Write over --out, and over another corpus in --keep.")
+@json_option
+def command(texts: tuple[str, ...], target: Path, keep: Path | None, as_json: bool, **given: Any) -> None:
+    """Learn word vectors from TEXT: files, folders, globs (plain, .gz, .bz2, .xz), or - for stdin.
+
+    Raw text is cut into sentences and words and lower-cased; every word then predicts how strongly all others are
+    associated with it, solved in closed form: seconds to minutes, the same vectors every time. Length of the vectors
+    and least count of a word follow the size of the text. SimLex-999 is scored where its file is found.
+    """
+    from lstlm.data.sources import open_source
+    from lstlm.vectors.writers import WRITERS
+
+    started = time.perf_counter()
+    form = _form(target, given["force"])
+    source = open_source(texts)
+    with _workplace(source, keep, given) as place:
+        corpus = _corpus(source, place, given)
+        run = _train(corpus, place.run, given)
+        vectors = run.vectors.without_empty()
+        WRITERS[form](vectors, target)
+        if keep is None and place.origin is not None:
+            common.say(f"the corpus is kept in {place.corpus}: a second time is faster; delete it as you like")
+    facts = {
+        "out": str(target),
+        "words": len(vectors),
+        "length": vectors.dim,
+        "text_words": corpus.train.words,
+        "min_count": corpus.manifest["settings"]["min_count"],
+        "coverage": 1 - corpus.manifest["splits"]["train"]["oov_rate"],
+        "seconds": time.perf_counter() - started,
+        "simlex": _simlex(run),
+    }
+    if as_json:
+        common.print_json(facts)
+    else:
+        _print(facts)
+
+
+def _form(target: Path, force: bool) -> str:
+    """Return the format that the file's ending asks for; refuse now what could not be written at the end."""
+    ending = Path(target.name.removesuffix(".gz")).suffix
+    if ending not in FORMS:
+        raise ConfigError(f"--out {target}: ends with none of {', '.join(FORMS)} (and .gz after it)")
+    if target.exists() and not (force and target.is_file()):
+        raise ConfigError(f"--out {target}: exists; choose another name" + ("" if force else " or add --force"))
+    if any(above.exists() and not above.is_dir() for above in target.parents):
+        raise ConfigError(f"--out {target}: lies inside a file; choose another name")
+    return FORMS[ending]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where corpus and run go, and what the corpus is made from: None for what cannot be seen twice (a pipe)."""
+
+    corpus: Path
+    run: Path
+    origin: dict[str, Any] | None
+
+
+@contextmanager
+def _workplace(source: "TextSource", keep: Path | None, given: dict[str, Any]) -> Iterator[Workplace]:
+    """Yield --keep, else a cache folder named after the text; the run, and what came through a pipe, then vanish."""
+    origin = _origin(source, given)
+    if keep is not None:
+        yield Workplace(keep / "corpus", keep / "run", origin)
+        return
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lstlm" / "vectors"
+    caches.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=caches, prefix="tmp-") as temporary:
+        name = None if origin is None else hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
+        yield Workplace(Path(temporary, "corpus") if name is None else caches / name, Path(temporary, "run"), origin)
+
+
+def _origin(source: "TextSource", given: dict[str, Any]) -> dict[str, Any] | None:
+    from lstlm.data.inputs import FileSource
+
+    how = {key: given[key] for key in ("cased", "tokenise", "min_count")}
+    if not isinstance(source, FileSource):
+        return {"source": source.name, **how}
+    if not all(Path(name).is_file() for name, _ in source.files):
+        return None
+    files = [Path(name).resolve() for name, _ in source.files]
+    return {"files": [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files], **how}
+
+
+def _corpus(source: "TextSource", place: Workplace, given: dict[str, Any]) -> "Corpus":
+    """Return the corpus of the text: the one that is there if it was made from these very files, else a new one."""
+    from lstlm.data import Corpus
+    from lstlm.data.prepare import PrepareOptions, prepare
+    from lstlm.data.tokenise import TextOptions
+
+    note = place.corpus.with_name(f"{place.corpus.name}-{_ORIGIN}")
+    if place.origin is not None and note.is_file() and note.read_text(encoding="utf-8") == json.dumps(place.origin):
+        common.say(f"the corpus is there already: {place.corpus}")
+        return Corpus.open(place.corpus)
+    options = PrepareOptions(
+        min_count=given["min_count"],
+        workers=usable_cores(),
+        valid_fraction=0.0,  # all of the text is for the vectors
+        text=TextOptions(lowercase=not given["cased"], tokenise=given["tokenise"]),
+    )
+    with Bars(PHASES) as bars:
+        prepare(source, place.corpus, options, force=given["force"], progress=bars)
+    note.write_text(json.dumps(place.origin), encoding="utf-8")
+    corpus = Corpus.open(place.corpus, verify=False)
+    common.say(
+        f"{corpus.train.words:,} words of text, {len(corpus.vocabulary):,} of them different and frequent enough"
+    )
+    return corpus
+
+
+def _train(corpus: "Corpus", folder: Path, given: dict[str, Any]) -> "Run":
+    from lstlm.api import train_vectors
+
+    settings = {"train.seed": given["seed"]}
+    settings |= {} if given["dim"] is None else {"model.embedding": given["dim"]}
+    settings |= {} if given["window"] is None else {"data.context": 2 * given["window"]}
+    # --keep again: the run there was ours, or `train` refuses to start anew
+    anew = (folder / "status.json").is_file()
+    return train_vectors(
+        corpus, run=folder, settings=settings, threads=given["threads"], force=anew, quiet=common.is_quiet()
+    )
+
+
+def _simlex(run: "Run") -> dict[str, Any] | None:
+    from lstlm.evaluation.similarity import evaluate_pairs, find_simlex, read_pairs
+
+    try:
+        result = evaluate_pairs(run.vectors, read_pairs(find_simlex())).to_dict()
+    except DataError:
+        return None  # no such file here: nothing is lost
+    return {key: result[key] for key in ("spearman", "pairs_used", "pairs_total")}
+
+
+def _print(facts: dict[str, Any]) -> None:
+    rows = [
+        ["vectors", facts["out"]],
+        ["words", f"{facts['words']:,}, seen at least {facts['min_count']} times: {facts['coverage']:.1%} of the text"],
+        ["length", f"{facts['length']}"],
+        ["text", f"{facts['text_words']:,} words"],
+        ["time", f"{facts['seconds']:.1f} s"],
+    ]
+    if (score := facts["simlex"]) is not None and score["spearman"] is not None:
+        rows.insert(
+            4, ["SimLex-999", f"{score['spearman']:.4f} ({score['pairs_used']} of {score['pairs_total']} pairs)"]
+        )
+    for line in table(rows):
+        click.echo(line)
