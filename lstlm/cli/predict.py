@@ -1,4 +1,4 @@
-"""``lstlm predict``: the likeliest next words."""
+"""``lstlm predict``: the likeliest next words, or words drawn one after the other."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,14 +7,17 @@ import click
 
 from lstlm.cli.common import print_json, say
 from lstlm.cli.loading import json_option, open_run, queries, source_argument, table
+from lstlm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lstlm.evaluation.prediction import Predictor
     from lstlm.training.run.saved import LoadedRun
 
 EPILOGUE = """\b
 Example:
   lstlm predict runs/lm "the president of the united" -k 5
   lstlm predict runs/lm --json < contexts.txt
+  lstlm predict runs/lm "the president of" --generate 20 --temperature 0.7 --seed 1
 """
 
 
@@ -22,33 +25,52 @@ Example:
 @source_argument("run_path", metavar="RUN")
 @click.argument("text", required=False)
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Words to list.")
+@click.option("--generate", type=click.IntRange(min=1), metavar="N", help="Go on from TEXT by up to N words instead.")
+@click.option("--temperature", type=click.FloatRange(min=0), metavar="T",
+              help="Of --generate: draw from p^(1/T); 0 takes the likeliest word each time.  [1]")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), help="Of --generate: the same seed draws the same words.")
 @json_option
-def command(run_path: Path, text: str | None, count: int, as_json: bool) -> None:
+def command(run_path: Path, text: str | None, count: int, as_json: bool, **drawing: Any) -> None:
     """List the likeliest words after TEXT, with probabilities, or with scores where the loss has none.
 
     TEXT becomes words as the run's corpus did: split at blanks or tokenised, lowered or not. The model sees as many of
     the last words as it was trained with (data.context). A model of context_kind window fills the place of a lone
     underscore: "the _ of america". Without TEXT, or with '-', each line of stdin is a query.
+
+    With --generate, words are drawn one after the other until a sentence ends; never <unk>. An empty TEXT begins a
+    sentence.
     """
     from lstlm.evaluation.prediction import Predictor
 
+    if drawing["generate"] is None and (drawing["temperature"], drawing["seed"]) != (None, None):
+        raise ConfigError("--temperature and --seed go with --generate N")
     run = open_run(run_path)
     data = run.config.data
     predictor = Predictor(run.network, run.vocabulary, context=data.context, kind=data.context_kind, text=run.text)
     several = text is None or text == "-"
     answers: list[dict[str, Any]] = []
     for query in queries(text):
-        context, unknown = predictor.read(query)
-        _tell_unknown(run, unknown)
-        answer = {"query": query, **predictor.predict(context, count)}
+        if drawing["generate"] is None or query.strip():
+            context, unknown = predictor.read(query)
+            _tell_unknown(run, unknown)
+        if drawing["generate"] is not None:
+            answer = _generate(predictor, query, drawing)
+        else:
+            answer = {"query": query, **predictor.predict(context, count)}
         if as_json:
             answers.append(answer)
         else:
             _print(answer, several)
     if as_json:
         print_json({"queries": answers})
-    if not run.network.output.normalised:
+    if drawing["generate"] is None and not run.network.output.normalised:
         say(f"output.loss {run.config.output.loss} defines no probabilities: these are scores, good for order only")
+
+
+def _generate(predictor: "Predictor", query: str, drawing: dict[str, Any]) -> dict[str, Any]:
+    temperature = 1.0 if drawing["temperature"] is None else drawing["temperature"]
+    words = predictor.generate(query, drawing["generate"], temperature=temperature, seed=drawing["seed"])
+    return {"query": query, "generated": words}
 
 
 def _tell_unknown(run: "LoadedRun", unknown: list[str]) -> None:
@@ -63,6 +85,9 @@ def _tell_unknown(run: "LoadedRun", unknown: list[str]) -> None:
 
 
 def _print(answer: dict[str, Any], several: bool) -> None:
+    if "generated" in answer:
+        click.echo(" ".join([*answer["query"].split(), *answer["generated"]]))
+        return
     key = "probability" if answer["predictions"][0]["probability"] is not None else "score"
     first = [answer["query"]] if several else []
     rows = [[*first, entry["word"], f"{entry[key]:.4g}"] for entry in answer["predictions"]]

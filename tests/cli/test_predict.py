@@ -70,3 +70,39 @@ def test_refusals(lstlm: Call, run_z: Path, tmp_path: Path, arguments: list[str]
     named = {"RUN": str(run_z), "FILE": str(file)}
     done = lstlm("predict", *[named.get(argument, argument) for argument in arguments])
     assert (done.code, done.out, done.err.count("\n")) == (code, "", 1)
+
+
+def test_generate_goes_on_as_the_library_does(lstlm: Call, run_spherical: Path) -> None:
+    import lstlm as library
+
+    done = lstlm("predict", run_spherical, "the old", "--generate", 6, "--seed", 3)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == library.load(run_spherical).generate("the old", words=6, seed=3) + "\n"
+    (answer,) = lstlm("predict", run_spherical, "the old", "--generate", 6, "--seed", 3, "--json").json()["queries"]
+    assert " ".join(["the old", *answer["generated"]]) + "\n" == done.out
+    best = lstlm("predict", run_spherical, "the old", "--generate", 3, "--temperature", 0)
+    assert best.out == library.load(run_spherical).generate("the old", words=3, temperature=0) + "\n"
+    assert lstlm("predict", run_spherical, "", "--generate", 3, "--seed", 1).code == 0
+    several = lstlm("predict", run_spherical, "--generate", 2, "--seed", 1, stdin=b"the\nan hsband\n")
+    assert [line.split()[0] for line in several.out.splitlines()] == ["the", "an"]
+    assert "'hsband' is not in the vocabulary" in several.err
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "message"),
+    [
+        ("run_z", ["--generate", 3], "use temperature 0"),
+        ("run_window", ["--generate", 3], "does not predict the next word"),
+        ("run_z", ["--seed", 3], "go with --generate"),
+        ("run_z", ["--temperature", 3], "go with --generate"),
+        ("run_z", ["--generate", 3, "--temperature", "-1"], "temperature"),
+        ("run_z", ["--generate", 3, "--temperature", "nan"], "temperature"),
+        ("run_z", ["--generate", 0], "--generate"),
+    ],
+)
+def test_generate_refuses(
+    lstlm: Call, request: pytest.FixtureRequest, run: str, arguments: list[object], message: str
+) -> None:
+    done = lstlm("predict", request.getfixturevalue(run), "the old", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert message in done.err
