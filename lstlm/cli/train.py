@@ -221,8 +221,8 @@ def _estimate_lines(estimate: "Estimate") -> list[str]:
         f"vocabulary   {estimate.vocabulary:,} words",
         f"parameters   {parts['total']:,} (embedding {parts['embedding']:,}, hidden {parts['hidden']:,}, "
         f"output {parts['output']:,})",
-        f"memory       {size(estimate.state_bytes)} of weights and optimiser state; "
-        f"{size(estimate.peak_memory_bytes)} the whole process at its peak",
+        f"memory       {size(estimate.state_bytes)} of weights and optimiser state, {size(estimate.copy_bytes)} of a "
+        f"copy to write checkpoints from; {size(estimate.peak_memory_bytes)} the whole process at its peak",
         f"disk         {size(estimate.checkpoint_bytes)} a checkpoint, up to {size(estimate.disk_bytes)} a run",
         f"steps        {steps} ({estimate.steps_per_epoch:,} an epoch)",
         f"speed        {estimate.step_ms:.2f} ms a step, {estimate.words_per_s:,.0f} words/s (median of 20 steps)",

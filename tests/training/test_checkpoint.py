@@ -15,24 +15,22 @@ from lstlm.spherical import SphericalOutput, make_loss
 from lstlm.training.run import checkpoint as module
 from lstlm.training.run.checkpoint import (
     Checkpoint,
-    begin_checkpoint,
-    finish_checkpoint,
     newest_valid,
     open_checkpoint,
     prune,
+    save_checkpoint,
     step_folders,
     tidy,
 )
-from lstlm.training.run.files import WholeWriter
+from lstlm.training.run.files import HashingWriter
 from lstlm.training.run.shards import load_network
 
 FACTS = {"config_sha256": "c", "vocabulary_sha256": "v"}
 
 
-def save(root: Path, step: int = 1, tensors: dict[str, Any] | None = None) -> Path:
-    tensors = tensors or {"V": torch.arange(5000.0) + step, "nested": {"counts": [1, 2.5, None]}}
-    contents = {"network.pt": tensors, "counters.json": '{"a": 1}'}
-    return finish_checkpoint(begin_checkpoint(root, step, contents), step, contents, FACTS)
+def save(root: Path, step: int = 1) -> Path:
+    tensors = {"V": torch.arange(5000.0) + step, "nested": {"counts": [1, 2.5, None]}}
+    return save_checkpoint(root, step, {"network.pt": tensors, "counters.json": '{"a": 1}'}, FACTS)
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert [p.name for p in step_folders(tmp_path)] == ["step-00000006", "step-00000005", "step-00000002"]
 
 
-class FullDisk(WholeWriter):
+class FullDisk(HashingWriter):
     """A disk with room for one kilobyte more."""
 
     def write(self, data: bytes | memoryview) -> int:
@@ -136,7 +134,7 @@ class FullDisk(WholeWriter):
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "WholeWriter", FullDisk)
+        patch.setattr(module, "HashingWriter", FullDisk)
         with pytest.raises(LstlmError) as caught:
             save(tmp_path, 2)
         with pytest.raises(LstlmError, match="No space left"):
@@ -180,16 +178,16 @@ def test_tensors_are_written_without_a_copy(tmp_path: Path, monkeypatch: pytest.
     tensor = torch.zeros(1 << 20)
     seen: list[int] = []
 
-    class Watching(WholeWriter):
+    class Watching(HashingWriter):
         def write(self, data: bytes | memoryview) -> int:
             view = torch.frombuffer(data, dtype=torch.uint8) if len(data) else None
             if view is not None and len(view) == tensor.numel() * 4:
                 seen.append(view.data_ptr())
             return super().write(data)
 
-    monkeypatch.setattr(module, "WholeWriter", Watching)
+    monkeypatch.setattr(module, "HashingWriter", Watching)
     with pytest.warns(UserWarning, match="not writable|non-writable"):
-        save(tmp_path, 1, {"V": tensor})
+        save_checkpoint(tmp_path, 1, {"network.pt": {"V": tensor}}, FACTS)
     assert seen == [tensor.data_ptr()]
 
 

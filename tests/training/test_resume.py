@@ -214,7 +214,7 @@ import torch, lstlm.training.run.session, lstlm.cli.train
 from lstlm.cli import cli
 from lstlm.cli.outcome import run_and_report
 from lstlm.training.loop.learner import Learner
-from lstlm.training.run.files import WholeWriter
+from lstlm.training.run.files import HashingWriter
 run, kills, arguments = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 chance, killed = random.Random(5), []
 
@@ -228,7 +228,7 @@ def count_down(owner, name):  # by what is done, not by the clock: every machine
         return call(*args, **options)
     setattr(owner, name, counted)
 
-for owner, name in [(Learner, "step"), (WholeWriter, "write"), (os, "fsync"), (os, "rename"), (os, "replace"),
+for owner, name in [(Learner, "step"), (HashingWriter, "write"), (os, "fsync"), (os, "rename"), (os, "replace"),
                     (os, "symlink"), (os, "mkdir"), (os, "unlink")]:
     count_down(owner, name)
 for death in range(kills + 1):

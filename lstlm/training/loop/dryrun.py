@@ -56,6 +56,7 @@ class Estimate:
     vocabulary: int
     parameters: dict[str, int]
     state_bytes: int
+    copy_bytes: int  # in main memory: what checkpoints are written from while training goes on
     peak_memory_bytes: int
     checkpoint_bytes: int
     disk_bytes: int
@@ -89,7 +90,8 @@ def dry_run(config: Config, corpus: Corpus, device: torch.device, now: Callable[
         vocabulary=len(corpus.vocabulary),
         parameters=parameters,
         state_bytes=state,
-        peak_memory_bytes=peak_memory(device),
+        copy_bytes=state,
+        peak_memory_bytes=peak_memory(device) + (0 if device.type == "cuda" else state),
         checkpoint_bytes=state,
         # One more than is kept while the next is being written, and the best.
         disk_bytes=state * (config.train.keep_checkpoints + 2),

@@ -3,10 +3,9 @@
     checkpoints/step-00001000/   manifest.json  config.yaml  network.pt  training.pt  counters.json
     checkpoints/last, best       links to one of them
 
-A checkpoint is written under a temporary name (`begin_checkpoint`); then every file is synced and hashed, the manifest
-(sizes, SHA-256, format version, hashes of configuration and vocabulary, and a hash of itself) comes last, the folder is
-synced and renamed (`finish_checkpoint`). Tensors are read with `weights_only=True`: a pickle that wants to run code is
-refused.
+A checkpoint is written under a temporary name, every file is synced, the manifest (sizes, SHA-256, format version,
+hashes of configuration and vocabulary, and a hash of itself) comes last, the folder is synced and then renamed. Tensors
+are read with `weights_only=True`: a pickle that wants to run code is refused.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError
-from lstlm.training.run.files import WholeWriter, fsync_folder, link_atomic, sha256_of, synced_record
+from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic, sha256_of
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -70,19 +69,22 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return json.dumps({**body, "manifest_sha256": digest}, indent=1, sort_keys=True) + "\n"
 
 
-def write_files(folder: Path, contents: Mapping[str, Any]) -> None:
-    """Write text (str) or tensors (dict) under their names. Tensors stream from where they are; nothing is copied."""
+def write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Write text (str) or tensors (dict) under their names; return the manifest entries."""
+    records = {}
     for name, content in contents.items():
-        with WholeWriter(folder / name) as stream, _without_crc():
+        with HashingWriter(folder / name) as stream, _without_crc():
             if isinstance(content, str):
                 stream.write(content.encode())
             else:
                 torch.save(content, stream)  # type: ignore[arg-type]  # it needs write() alone
+            records[name] = stream.record()
+    return records
 
 
 @contextlib.contextmanager
 def _without_crc() -> Iterator[None]:
-    """Leave the zip's own checksums out: they take longer than the writing, and the manifest has better ones."""
+    """Leave the zip's own checksums out: they cost more than SHA-256 does, which the manifest has."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -91,30 +93,15 @@ def _without_crc() -> Iterator[None]:
         torch.serialization.set_crc32_options(before)
 
 
-def seal_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Wait until the files are on disk; return their manifest entries."""
-    return {name: synced_record(folder / name) for name in names}
+def save_checkpoint(root: Path, step: int, contents: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+    """Write `contents` (file name → text, or dictionary of tensors) as `root/step-N` and point `last` at it.
 
-
-def begin_checkpoint(root: Path, step: int, contents: Mapping[str, Any]) -> Path:
-    """Write `contents` (file name → text, or dictionary of tensors) in a temporary folder of `root`, and return that.
-
-    That is a consistent copy, in the system's hands: what `contents` refers to may change from here on. A failure, here
-    as in `finish_checkpoint`, removes what was written and leaves older checkpoints alone.
+    `facts` goes into the manifest: config_sha256, vocabulary_sha256, versions. Tensors stream from where they are to
+    the file; nothing of their size is copied. A failure removes what was written and leaves older checkpoints alone.
     """
     with failures_explained(root, step):
         temporary = begin_folder(root, step)
-        write_files(temporary, contents)
-        return temporary
-
-
-def finish_checkpoint(temporary: Path, step: int, names: Iterable[str], facts: Mapping[str, Any]) -> Path:
-    """Turn what was begun into the checkpoint `step-N` and point `last` at it.
-
-    `facts` goes into the manifest: config_sha256, vocabulary_sha256, versions.
-    """
-    with failures_explained(temporary.parent, step):
-        return finish_folder(temporary, step, seal_files(temporary, names), facts)
+        return finish_folder(temporary, step, write_files(temporary, contents), facts)
 
 
 @contextlib.contextmanager
@@ -138,10 +125,8 @@ def begin_folder(root: Path, step: int) -> Path:
 def finish_folder(temporary: Path, step: int, files: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
     """Seal the files in `temporary` with a manifest, give the folder its name and point `last` at it."""
     root, final = temporary.parent, temporary.with_name(f"{_PREFIX}{step:08d}")
-    (temporary / MANIFEST).write_text(
-        _seal({**facts, "format": FORMAT, "step": step, "files": files}), encoding="utf-8"
-    )
-    seal_files(temporary, [MANIFEST])
+    with HashingWriter(temporary / MANIFEST) as stream:
+        stream.write(_seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
     fsync_folder(temporary)
     _move_aside(final)
     os.rename(temporary, final)

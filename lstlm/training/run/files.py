@@ -60,23 +60,18 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def synced_record(path: Path) -> dict[str, Any]:
-    """Wait until a file is on disk, and return its manifest entry: size and SHA-256 of what the system reads back."""
-    with open(path, "rb") as stream:
-        os.fsync(stream.fileno())
-    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-
-
-class WholeWriter:
-    """A file to write once, without a buffer: whatever `write` is given goes to the system at once, and all of it."""
+class HashingWriter:
+    """A file to write once: hashes what passes and is synced to disk when closed, so the data is never read back."""
 
     def __init__(self, path: Path) -> None:
         self._stream: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
+        self._digest = hashlib.sha256()
         self.size = 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`; an unbuffered write may be partial (signals, 2 GiB limit), so it loops."""
         view = memoryview(data).cast("B")
+        self._digest.update(view)
         written = 0
         while written < len(view):
             written += self._stream.write(view[written:]) or 0
@@ -86,10 +81,18 @@ class WholeWriter:
     def flush(self) -> None:
         """Nothing is buffered."""
 
-    def __enter__(self) -> "WholeWriter":
+    def record(self) -> dict[str, Any]:
+        """Return the manifest entry of the file."""
+        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
+
+    def __enter__(self) -> "HashingWriter":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.close()
+        try:
+            if kind is None:
+                os.fsync(self._stream.fileno())
+        finally:
+            self._stream.close()

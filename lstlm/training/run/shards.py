@@ -21,7 +21,6 @@ from lstlm.training.run.checkpoint import (
     failures_explained,
     finish_folder,
     newest_name,
-    seal_files,
     tidy,
     write_failure,
     write_files,
@@ -113,8 +112,7 @@ def save_sharded(
 
     temporary = Path(ranks.on_first(begin))
     try:
-        write_files(temporary, contents)
-        outcome: dict[str, Any] | str = seal_files(temporary, contents)
+        outcome: dict[str, Any] | str = write_files(temporary, contents)
     except (OSError, RuntimeError) as error:
         outcome = f"rank {ranks.rank}: {write_failure(error, temporary, newest_name(root))}"
     outcomes = ranks.collect(outcome)
