@@ -23,7 +23,7 @@ set_up() {
     stamp=$({ pwd; cat pyproject.toml constraints.txt lstlm/spherical/kernel/*; } | cksum)
     if [ "$(cat .venv/lstlm-stamp 2>/dev/null)" != "$stamp" ]; then
         echo "installing lstlm and what it needs into .venv (once; this downloads PyTorch)" >&2
-        .venv/bin/python -m pip install --quiet -c constraints.txt -e '.[test,plot,demo]'
+        .venv/bin/python -m pip install --quiet -c constraints.txt -e '.[test,plot,demo,docs]'
         echo "$stamp" >.venv/lstlm-stamp
     fi
     PATH="$PWD/.venv/bin:$PATH"
