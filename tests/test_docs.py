@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_and_recipe_has_its_place(site: Path) -> None:
     commands = (site / "commands" / "index.html").read_text(encoding="utf-8")
     for name in COMMANDS:
-        assert f'id="{name}"' in commands, f"no section for lstlm {name}"
+        assert f'id="lstlm-{name}"' in commands, f"no section for lstlm {name}"
     table = (site / "recipes" / "index.html").read_text(encoding="utf-8")
     for name in recipes():
         assert f"<code>{name}</code>" in table

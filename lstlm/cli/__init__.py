@@ -41,6 +41,7 @@ class LazyGroup(click.Group):
             return None
         command = import_module(f"lstlm.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
+        command.name = cmd_name  # each file calls its own `command`
         common.accept_everywhere(command)
         return command
 
