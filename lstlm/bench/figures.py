@@ -237,7 +237,10 @@ PANELS = (
 
 
 def _learning(figure: Any, records: list[Record]) -> None:
-    """Scores against training time: a line a model, the mean over seeds, and every seed as a thin line."""
+    """Scores against training time: a line a model, the mean over seeds, and every seed as a thin line.
+
+    Dashed: the vectors of the output side.
+    """
     panels = [panel for panel in PANELS if any(r.get(panel[0]) is not None for r in records)]
     if not panels:
         raise ConfigError("--plot: the records hold no score")
@@ -256,6 +259,8 @@ def _learning(figure: Any, records: list[Record]) -> None:
                 xs, ys = mean_curve(curves)
                 axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
                 ends[label] = (xs[-1], ys[-1])
+            if outputs := seed_curves(records, label, f"{key}_output"):
+                axes.plot(*mean_curve(outputs), color=colours[label], linestyle="--", linewidth=0.9)
         axes.set(xlabel=unit, title=title)
         if key == "perplexity":
             axes.set_yscale("log")

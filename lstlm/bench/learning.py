@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -25,9 +26,11 @@ from lstlm.nn.network import Network
 from lstlm.training.log.metrics import finite_or_none
 from lstlm.training.loop.dryrun import dry_run
 from lstlm.training.loop.validate import Validator
+from lstlm.training.run.saved import read_status
 from lstlm.training.run.session import train
 from lstlm.vectors import Vectors
 
+METRICS = "metrics.jsonl"
 PEERS = ("gensim-sg", "gensim-cbow")
 SCORES = ("simlex", "simlex_output", "wordsim", "wordsim_output", "top10", "perplexity", "loss_value")
 
@@ -50,6 +53,7 @@ class Plan:
     cpu_time: bool = False
     steps: int | None = None
     first_seed: int = 1
+    runs: Path | None = None  # where run folders stay, so that the same plan goes on where it was stopped
 
     @property
     def now(self) -> Callable[[], float]:
@@ -152,8 +156,43 @@ def _common(plan: Plan, label: str, corpus: Corpus, seed: int) -> Record:
 
 
 def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordScores, seed: int) -> list[Record]:
-    """Train one configuration and return a record for each evaluation."""
-    device = torch.device("cpu")
+    """Train one configuration, or go on with it, and return a record for each evaluation."""
+    with _folder(plan, f"{label}-{seed}") as folder:
+        if not _is_done(plan, folder):
+            paced = _paced(plan, config, corpus, scores, folder)
+            paced = replace(paced, train=replace(paced.train, seed=seed))
+            resume = None if plan.runs is None else "auto"
+            device = torch.device("cpu")
+            summary = train(paced, folder, resume=resume, device=device, quiet=True, scorer=scores, now=plan.now)
+            if summary.signal is not None:
+                raise SystemExit(128 + summary.signal)  # the others are not to be trained either
+        points = curve((folder / METRICS).read_text(encoding="utf-8").splitlines())
+    kind = {"method": config.output.kind, "loss": config.output.loss}
+    return [{**_common(plan, label, corpus, seed), **kind, **point} for point in points]
+
+
+@contextmanager
+def _folder(plan: Plan, name: str) -> Iterator[Path]:
+    """Yield the run's folder: one that stays, or one that does not."""
+    if plan.runs is not None:
+        yield plan.runs / name
+        return
+    with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
+        yield Path(folder) / "run"
+
+
+def _is_done(plan: Plan, folder: Path) -> bool:
+    """Say whether a run that was kept has trained as long as the plan wants."""
+    if not (folder / "status.json").is_file() or read_status(folder)["state"] != "finished":
+        return False
+    train = load_config(folder / "config.yaml").train
+    if plan.steps is not None:
+        return train.max_steps is not None and train.max_steps >= plan.steps
+    return train.max_minutes is not None and 60 * train.max_minutes >= plan.seconds
+
+
+def _paced(plan: Plan, config: Config, corpus: Corpus, scores: WordScores, folder: Path) -> Config:
+    """Return the configuration with evaluations at the points of the plan; a run that goes on keeps its points."""
     pace: dict[str, Any] = {"log_every": 1, "eval_every": 1}  # every sweep: they are few, and long
     if plan.steps is not None:
         log_every = max(1, plan.steps // plan.points // 4)
@@ -164,15 +203,12 @@ def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordS
         # The trainer's budget counts evaluations too; what is promised here is seconds of training.
         minutes = (plan.seconds + evaluation_s * (plan.points + 1)) / 60
         pace = {"log_every": log_every, "eval_every": 4 * log_every, "max_minutes": minutes}
-    # No checkpoint but the best and the last: writing them is not what is measured.
-    pace |= {"checkpoint_every": 10**9, "keep_checkpoints": 1, "simlex": False}
-    paced = replace(config, train=replace(config.train, seed=seed, **pace))
-    with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
-        run_folder = Path(folder) / "run"
-        train(paced, run_folder, device=device, quiet=True, scorer=scores, now=plan.now)
-        points = curve((run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    kind = {"method": config.output.kind, "loss": config.output.loss}
-    return [{**_common(plan, label, corpus, seed), **kind, **point} for point in points]
+    if (folder / "config.yaml").is_file():
+        before = load_config(folder / "config.yaml").train
+        pace |= {"log_every": before.log_every, "eval_every": before.eval_every}
+    # Checkpoints are not what is measured: the best and the last, and where a run may go on, one an evaluation.
+    pace |= {"checkpoint_every": 10**9 if plan.runs is None else pace["eval_every"], "keep_checkpoints": 1}
+    return replace(config, train=replace(config.train, simlex=False, **pace))
 
 
 def _costs(plan: Plan, config: Config, corpus: Corpus, scores: WordScores) -> tuple[float, float]:

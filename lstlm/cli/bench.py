@@ -132,6 +132,7 @@ def model(**given: Any) -> None:
 Example:
   lstlm bench learning --data data/demo --config demo --budget 60 --seeds 3 --plot learning.png
   lstlm bench learning --data data/demo --config demo --methods gensim-sg,gensim-cbow --json learning.json
+  lstlm bench learning --data data/all --config paper-z --budget 3600 --points 30 --runs runs/paper --json paper-z.json
 """
 )
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Prepared corpus that all train on.")
@@ -155,6 +156,8 @@ Example:
 @click.option("--points", type=click.IntRange(1), default=8, show_default=True, help="Evaluations in a run.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Epochs of the gensim models.")
 @click.option("--dimension", type=click.IntRange(1), default=300, show_default=True, help="Size of gensim's vectors.")
+@click.option("--runs", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder where runs stay; the same command goes on with what was stopped.")  # fmt: skip
 @click.option("--simlex", type=click.Path(path_type=Path), help="SimLex-999 file.  [as for `lstlm eval simlex`]")
 @click.option("--wordsim", type=click.Path(path_type=Path), help="WordSim-353 file.  [as for `lstlm eval wordsim`]")
 @common.shared_options
@@ -179,6 +182,7 @@ def learning(**given: Any) -> None:
         cpu_time=given["cpu_time"],
         steps=given["steps"],
         first_seed=given["first_seed"],
+        runs=given["runs"],
     )
     common.check_before_work(given)
     common.deliver("learning", bench.run(plan, common.say), given)

@@ -1,6 +1,8 @@
 """``lstlm bench`` as it is called: the JSON contract, tables on stdout, the rest on stderr. Times are not judged."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,42 @@ def test_learning_for_equal_steps_with_other_seeds(tmp_path: Path) -> None:
     assert {(r["label"], r["seed"]) for r in found} == {(n, s) for n in ("factored", "softmax") for s in (7, 8)}
     assert [r["step"] for r in found if r["label"] == "softmax" and r["seed"] == 7] == [8, 16, 24]
     assert {r["step"] for r in found if r["final"]} == {24}
+
+
+def test_learning_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in the first of two runs; the same command ends with the records of a run that never was."""
+    from lstlm.training.loop.learner import Learner
+
+    write_tiny_corpus(tmp_path / "corpus")
+    for name in ("one", "two"):
+        settings = "{embedding: 8, hidden: [8]}\ntrain: {eval_examples: 50, batch_size: 16}\n"
+        (tmp_path / f"{name}.yaml").write_text(f"model: {settings}")
+    configs = [part for name in ("one", "two") for part in ("--config", tmp_path / f"{name}.yaml")]
+    limits = ["--steps", 24, "--points", 3, "--threads", 1, "--json", "-"]
+    words = ["learning", "--data", tmp_path / "corpus", *configs, *limits]
+    step, taken = Learner.step, []
+
+    def interrupted(self: Learner, lr_scale: float, *, measured: bool = True) -> object:
+        taken.append(1)
+        if len(taken) == 13:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, lr_scale, measured=measured)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", interrupted)
+        stopped = run(*words, "--runs", tmp_path / "runs")
+    assert stopped.exit_code == 130 and len(taken) == 13 and not (tmp_path / "runs" / "two-1").exists()
+    found = records(run(*words, "--runs", tmp_path / "runs"))
+    whole = records(run(*words))
+    scores = ("label", "seed", "step", "loss_value", "simlex_output", "final")
+    assert [[r.get(name) for name in scores] for r in found] == [[r.get(name) for name in scores] for r in whole]
+
+    def never(self: Learner, *rest: Any, **named: Any) -> object:
+        raise AssertionError("all of it was done")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", never)
+        assert records(run(*words, "--runs", tmp_path / "runs")) == found
 
 
 def test_learning_needs_something_to_train(tmp_path: Path) -> None:
