@@ -60,6 +60,7 @@ class LossKind:
     settings: tuple[str, ...] = ()  # its arguments, which are keys of `output`
     normalised: bool = False  # whether it defines a probability, so that it has a perplexity and can have a prior
     native_id: int | None = None  # its number in compiled code, whose parameters are `settings` in this order
+    prior_rate: float | None = None  # the rate where a prior, which sums to 1, takes the place of D equal words
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,9 @@ class OutputKind:
     name: str
     make: Maker
     sharded: Maker | None = None  # None where ranks cannot share it
-    rate: Rate | None = None  # None: that of its loss
+    rate: Rate | None = None  # of SGD; None: that of its loss
+    adagrad_rate: float | None = None  # of row-wise Adagrad; None where rows cannot have rates of their own
+    optimiser: str = "sgd"  # of its rows, where the configuration leaves it open
     spherical: bool = False  # whether `output.loss` and what belongs to it apply
     dense: bool = False  # whether a step costs O(D·m·hidden), for estimates of time and memory
     reference: Maker | None = None  # (layer) → the same by plain autograd over stored weights, for `lstlm bench`
@@ -125,9 +128,16 @@ LOSSES = Registry(
         ("epsilon",),
         normalised=True,
         native_id=1,
+        prior_rate=0.002,
     ),
     LossKind(
-        "taylor", "lstlm.spherical.losses:TaylorSoftmax", per_word(1 / 200, 10.0), 20.0, normalised=True, native_id=2
+        "taylor",
+        "lstlm.spherical.losses:TaylorSoftmax",
+        per_word(1 / 200, 10.0),
+        20.0,
+        normalised=True,
+        native_id=2,
+        prior_rate=0.002,
     ),
 )
 
@@ -149,9 +159,18 @@ OUTPUTS = Registry(
         reference="lstlm.bench.check:SphericalOracle",
     ),
     OutputKind(
+        "shortlist",
+        "lstlm.outputs.shortlist:shortlist",
+        rate=constant(1.0),
+        adagrad_rate=0.1,
+        optimiser="adagrad",
+        reference="lstlm.bench.check:ShortlistOracle",
+    ),
+    OutputKind(
         "softmax",
         "lstlm.outputs.softmax:full",
         rate=constant(1.0),
+        adagrad_rate=0.1,
         dense=True,
         reference="lstlm.bench.check:SoftmaxOracle",
     ),
@@ -159,18 +178,21 @@ OUTPUTS = Registry(
         "hierarchical",
         "lstlm.outputs.hierarchical:two_level",
         rate=constant(1.0),
+        adagrad_rate=0.1,
         reference="lstlm.bench.check:TwoLevelOracle",
     ),
     OutputKind(
         "adaptive",
         "lstlm.outputs.adaptive:adaptive",
         rate=constant(1.0),
+        adagrad_rate=0.1,
         reference="lstlm.bench.check:AdaptiveOracle",
     ),
     OutputKind(
         "sampled",
         "lstlm.outputs.sampled:sampled",
         rate=constant(5.0),
+        adagrad_rate=0.1,
         reference="lstlm.bench.check:SoftmaxOracle",
     ),
 )

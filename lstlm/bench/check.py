@@ -29,7 +29,7 @@ def verify(method: Method, d: int, m: int) -> float:
     # With all words as candidates the sampled softmax is the full one, so that it has a right answer.
     # A tight range makes the stabiliser repair within a few steps.
     tight = {} if method.stabilise == "lazy" else {"stabilise_every": 2}
-    settings = {"candidates": VOCAB, "stabilise_range": (0.7, 1.5), **tight}
+    settings = {"candidates": VOCAB, "shortlist": 60, "stabilise_range": (0.7, 1.5), **tight}
     layer = make_layer(method, hidden, work.counts, dtype=torch.float64, settings=settings)
     oracle = make_oracle(method, layer)
     batches = [next(work) for _ in range(STEPS)]
@@ -75,12 +75,16 @@ class Oracle:
         loss = self.losses(h, ids).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            for part in self.parts:
-                if part.grad is not None:
-                    part -= lr * part.grad
-                part.grad = None
+            self._descend(lr)
+        for part in self.parts:
+            part.grad = None
         assert h.grad is not None
         return float(loss.detach()), h.grad
+
+    def _descend(self, lr: float) -> None:
+        for part in self.parts:
+            if part.grad is not None:
+                part -= lr * part.grad
 
     def weight(self) -> Tensor:
         """Return the word vectors (D,hidden)."""
@@ -160,6 +164,39 @@ class AdaptiveOracle(Oracle):
         head, _, *tails = (part.detach() for part in self.parts)
         rows = [up @ down for down, up in zip(tails[::2], tails[1::2], strict=True)]
         return torch.cat([head[: self.cutoffs[0]], *rows])[self.rank]
+
+
+class ShortlistOracle(Oracle):
+    """The shortlist head written out: a softmax over list and rest by Adagrad, a Taylor softmax of all of the tail."""
+
+    def __init__(self, layer: Any) -> None:
+        self.k, self.order, self.tail_rate = layer.shortlist, layer.word_of_rank, layer.tail_rate
+        self.root = layer.tail.state.p.double()
+        tail = [layer.tail.weight(), layer.tail.bias_vector()]
+        super().__init__([layer.head.weight(), layer.head.bias_vector(), *tail])
+        self.squares = torch.zeros(self.k + 1, dtype=torch.float64)
+
+    def losses(self, h: Tensor, ids: Tensor) -> Tensor:
+        S, s, W, b = self.parts
+        top = log_softmax(h @ S.T + s, 1)
+        o = (h @ W.T + b) / self.root
+        t = self.root.square() * (1 + o + o.square() / 2)
+        columns = torch.cat([top[:, : self.k], top[:, self.k :] + (t / t.sum(1, keepdim=True)).log()], 1)
+        return -columns.gather(1, self.order.argsort()[ids][:, None])[:, 0]
+
+    def _descend(self, lr: float) -> None:
+        S, s, W, b = self.parts
+        assert S.grad is not None and s.grad is not None
+        self.squares += torch.cat([S.grad, s.grad[:, None]], 1).square().mean(1)
+        rates = lr / (self.squares.sqrt() + 1e-10)
+        S -= rates[:, None] * S.grad
+        s -= rates * s.grad
+        for part in (W, b):
+            part -= lr * self.tail_rate * (0 if part.grad is None else part.grad)
+
+    def weight(self) -> Tensor:
+        S, _, W, _ = (part.detach() for part in self.parts)
+        return torch.cat([S[: self.k], W / self.root[:, None]])[self.order.argsort()]
 
 
 def make_oracle(method: Method, layer: Any) -> Oracle:

@@ -25,6 +25,7 @@ COLOURS = {
     "hierarchical": GREEN,
     "adaptive": PURPLE,
     "sampled": ORANGE,
+    "shortlist": SKY,
 }
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
 DASHES = ("-", "--", "-.", ":")

@@ -54,6 +54,8 @@ class Method:
         config = OutputConfig(kind=self.kind)
         if OUTPUTS[self.kind].spherical:
             config = replace(config, loss=self.loss)
+        if self.kind == "shortlist":
+            config = replace(config, loss="taylor")
         if self.kind == "factored":
             every = self.every if self.stabilise in SWEEPING else None
             stabilise: Any = self.stabilise

@@ -10,8 +10,12 @@ from lstlm.registry import LOSSES, OUTPUTS
 
 def output_rate(config: Config, vocab: int) -> float:
     """Return a rate that suits the output layer, its loss, its inputs and a vocabulary of `vocab` words."""
-    rule = OUTPUTS[config.output.kind].rate or LOSSES[config.output.loss].rate
-    return rule(vocab, _width(config))
+    kind, loss = OUTPUTS[config.output.kind], LOSSES[config.output.loss]
+    if (config.optim.output or kind.optimiser) == "adagrad" and kind.adagrad_rate is not None:
+        return kind.adagrad_rate
+    if kind.spherical and config.output.prior != "none" and loss.prior_rate is not None:
+        return loss.prior_rate
+    return (kind.rate or loss.rate)(vocab, _width(config))
 
 
 def _width(config: Config) -> int:

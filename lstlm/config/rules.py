@@ -67,6 +67,23 @@ def _prior_tilts_a_softmax(config: Config) -> str | None:
     return f"{output.prior} needs output.kind {kinds} with output.loss {losses}; set it to none"
 
 
+def _rows_have_rates(config: Config) -> str | None:
+    chosen, kind = config.optim.output, OUTPUTS[config.output.kind]
+    if chosen != "adagrad" or kind.adagrad_rate is not None:
+        return None
+    return (
+        f"adagrad gives every row a rate of its own, which output.kind {kind.name} cannot have: a factored step "
+        "multiplies all rows by one matrix; set it to null, or use output.kind shortlist"
+    )
+
+
+def _tail_is_a_softmax(config: Config) -> str | None:
+    if config.output.kind != "shortlist" or LOSSES[config.output.loss].normalised:
+        return None
+    losses = " or ".join(loss.name for loss in LOSSES if loss.normalised)
+    return f"{config.output.loss} defines no probability, which output.kind shortlist needs; use {losses}"
+
+
 RULES = (
     Rule(("train.max_steps", "train.max_epochs", "train.max_minutes"), _has_an_end),
     Rule(("optim.warmup_steps", "train.max_steps"), _warmup_ends),
@@ -74,6 +91,8 @@ RULES = (
     Rule(("data.context", "data.context_kind"), _window_is_even),
     Rule(("output.weight_decay", "optim.output_lr"), _decay_shrinks),
     Rule(("data.context_kind", "model.hidden", "output.loss", "output.kind"), _rows_are_refitted),
+    Rule(("optim.output", "output.kind"), _rows_have_rates),
+    Rule(("output.loss", "output.kind"), _tail_is_a_softmax),
     Rule(("output.prior", "output.kind", "output.loss"), _prior_tilts_a_softmax),
 )
 

@@ -62,7 +62,8 @@ class OutputConfig:
     kind: str = choice(
         "factored",
         OUTPUTS,
-        "factored: exact and independent of the vocabulary; naive: the same, dense; the others: baselines",
+        "shortlist: a softmax of frequent words, a factored layer for the others; factored: exact and independent "
+        "of the vocabulary; naive: the same, dense; the others: baselines",
     )
     loss: str = choice("z", LOSSES, "loss of the factored and naive kinds")
     a: float = option(0.1, "Z-loss: slope", above=0)
@@ -86,8 +87,17 @@ class OutputConfig:
     clustering: Literal["frequency", "brown"] = option("frequency", "hierarchical: how words are put into classes")
     bias: bool = option(True, "whether each output word has a bias")
     prior: Literal["none", "unigram"] = option(
-        "none", "loss spherical or taylor: unigram makes the model a correction of the words' frequencies"
+        "none", "loss spherical or taylor: unigram makes the model a correction of the words' (tempered) frequencies"
     )
+    prior_power: float = option(
+        0.5,
+        "prior unigram, and the tail of a shortlist: the prior is count^prior_power, and a word learns at a rate "
+        "proportional to count^-prior_power; 0 for no prior",
+        at_least=0,
+        at_most=1,
+    )
+    shortlist: int = option(1000, "shortlist: words of the softmax; the others are its factored tail", at_least=1)
+    tail_rate: float = option(0.02, "shortlist: learning rate of the tail, as a share of optim.output_lr", above=0)
     ridge: float = option(0.0, "cooccurrence: L2 penalty of a refit, as a share of the mean square", at_least=0)
 
 
@@ -97,12 +107,17 @@ class OptimConfig:
 
     output_lr: float | None = option(
         None,
-        "learning rate of the output layer (exact SGD, mean loss of a batch); null for one that suits output.kind, "
+        "learning rate of the output layer (mean loss of a batch); null for one that suits output.kind, "
         "output.loss and the vocabulary, chosen when training starts",
         above=0,
     )
     hidden_lr: float = option(0.02, "learning rate of the hidden layers", above=0)
     embedding_lr: float = option(0.1, "learning rate of the input word vectors", above=0)
+    output: Literal["sgd", "adagrad"] | None = option(
+        None,
+        "optimiser of the output layer's rows, of kinds that are not factored: sgd or row-wise adagrad; null for the "
+        "kind's own",
+    )
     hidden: Literal["adagrad", "sgd", "adam"] = option("adagrad", "optimiser of the hidden layers")
     momentum: float = option(0.9, "momentum when `hidden` is sgd", at_least=0, below=1)
     embedding: Literal["adagrad", "sgd"] = option("adagrad", "row-wise optimiser of the input word vectors")

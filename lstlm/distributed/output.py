@@ -126,7 +126,13 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
 
 
 def make_sharded_output(
-    config: OutputConfig, hidden: int, counts: np.ndarray[Any, np.dtype[Any]] | Tensor, ranks: Ranks, **place: Any
+    config: OutputConfig,
+    hidden: int,
+    counts: np.ndarray[Any, np.dtype[Any]] | Tensor,
+    ranks: Ranks,
+    *,
+    optimiser: str | None = None,
+    **place: Any,
 ) -> OutputLayer:
     """Return this rank's part of the output layer that `config` names; the weights are those of one process."""
     make = OUTPUTS[config.kind].sharded
@@ -135,7 +141,9 @@ def make_sharded_output(
         raise ConfigError(
             f"output.kind {config.kind}: several ranks train {shared}; choose one, or start a single process"
         )
-    layer: OutputLayer = load(make)(ranks, config, hidden, frequencies_of(counts), **making_of(config, place))
+    layer: OutputLayer = load(make)(
+        ranks, config, hidden, frequencies_of(counts), **making_of(config, optimiser, place)
+    )
     return layer
 
 

@@ -60,7 +60,12 @@ class Network(nn.Module):
         counts = torch.as_tensor(counts).repeat(self.sides)
         if self.sides == 2:  # the share of the squared targets that the last refit leaves unexplained
             self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
-        place: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
+        place: dict[str, Any] = {
+            "dtype": dtype,
+            "device": device,
+            "generator": generator,
+            "optimiser": config.optim.output,
+        }
         if ranks is None:
             self.output: OutputLayer = make_output(config.output, last, counts, **place)
         else:

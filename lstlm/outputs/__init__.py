@@ -1,10 +1,11 @@
-"""Output layers behind one protocol: factored, naive, softmax, hierarchical, adaptive, sampled."""
+"""Output layers behind one protocol: factored, naive, shortlist, softmax, hierarchical, adaptive, sampled."""
 
 from lstlm.output_layer import OutputLayer
 from lstlm.outputs.adaptive import AdaptiveSoftmax
 from lstlm.outputs.hierarchical import HierarchicalSoftmax, assign_classes
 from lstlm.outputs.making import make_output
 from lstlm.outputs.sampled import SampledSoftmax
+from lstlm.outputs.shortlist import ShortlistOutput
 from lstlm.outputs.softmax import FullSoftmax
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "HierarchicalSoftmax",
     "OutputLayer",
     "SampledSoftmax",
+    "ShortlistOutput",
     "assign_classes",
     "make_output",
 ]

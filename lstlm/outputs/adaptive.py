@@ -53,6 +53,9 @@ class AdaptiveSoftmax(RecordedOutput):
             for name, p in self.module.named_parameters():
                 limit = (3.0 / p.shape[-1]) ** 0.5 if make.init_scale is None else make.init_scale * 3.0**0.5
                 p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=make.generator)
+        for number, p in enumerate(self.module.parameters() if make.adagrad else ()):
+            self.register_buffer(f"squares_{number}", p.new_zeros(len(p)))
+        self.adagrad = make.adagrad
         order = counts.argsort(descending=True, stable=True).cpu()
         self.register_buffer("word_of_rank", order.to(self._anchor().device))
         self.register_buffer("rank", order.argsort().to(self._anchor().device))
@@ -66,6 +69,20 @@ class AdaptiveSoftmax(RecordedOutput):
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _AutogradStep(self, h, ids, t)
         return step.losses.detach(), step
+
+    def _apply_steps(self, steps: list[RecordedStep], lr: float, keep: float) -> None:
+        if not self.adagrad:
+            return super()._apply_steps(steps, lr, keep)
+        for number, parameter in enumerate(self.module.parameters()):
+            found = [step.found[number] for step in steps if isinstance(step, _AutogradStep)]
+            parameter.mul_(keep)
+            if gradients := [gradient for gradient in found if gradient is not None]:
+                total = torch.stack(gradients).sum(0)
+                squares = self.get_buffer(f"squares_{number}")
+                squares += total.view(len(total), -1).square().mean(1)
+                rates = squares.sqrt().add_(1e-10).reciprocal_().mul_(-lr)
+                parameter.addcmul_(total, rates if total.ndim == 1 else rates[:, None])
+        return None
 
     def log_prob_pairs(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) (m,K) with autograd's graph if it is on.  h (m,hidden), ids (m,K)."""
@@ -112,7 +129,7 @@ class _AutogradStep(RecordedStep):
 
     def __init__(self, layer: AdaptiveSoftmax, h: Tensor, ids: Tensor, t: Tensor) -> None:
         self.parameters = list(layer.module.parameters())
-        self.gradients: list[Tensor | None] = []
+        self.found: list[Tensor | None] = []
         with torch.enable_grad():
             self.h = h.detach().requires_grad_()
             self.losses = -(t * layer.log_prob_pairs(self.h, ids)).sum(1)
@@ -121,11 +138,11 @@ class _AutogradStep(RecordedStep):
         with torch.enable_grad():
             # allow_unused: a tail without a target in this batch has no gradient
             found = torch.autograd.grad(self.losses, [self.h, *self.parameters], upstream, allow_unused=True)
-        self.gradients = list(found[1:])
+        self.found = list(found[1:])
         return found[0]
 
     def apply(self, lr: float, keep: float) -> None:
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+        for parameter, gradient in zip(self.parameters, self.found, strict=True):
             if keep != 1.0:
                 parameter.mul_(keep)
             if gradient is not None:

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from lstlm.errors import ConfigError, DataError
 from lstlm.output_layer import OutputLayer
+from lstlm.outputs.rows import RowGradient, ScaledRows, merged
 from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 
 
@@ -24,6 +25,10 @@ class RecordedStep:
     @abstractmethod
     def apply(self, lr: float, keep: float) -> None:
         """W ← keep·W − lr·∂Σᵢ upstreamᵢ·lossᵢ/∂W, in place, with the weights that the forward pass saw."""
+
+    def gradients(self) -> list[RowGradient]:
+        """Return ∂Σᵢ upstreamᵢ·lossᵢ/∂W, no row of a table twice: for tables that have rates for their rows."""
+        raise NotImplementedError
 
 
 class RecordedOutput(OutputLayer):
@@ -97,12 +102,18 @@ class RecordedOutput(OutputLayer):
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss; of the mean loss without weight."""
+        ids, t, upstream = self._with_upstream(h, target_ids, target_values, weight)
+        losses, step = self._losses(h.detach(), ids, t)
+        return losses, self._record(step, self._updates, upstream)
+
+    def _with_upstream(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ids and coefficients (m,K), and the upstream gradient (m,) for `value_and_grad`."""
         ids, t = self._targets(h, target_ids, target_values, None)
         if weight is not None and weight.shape != (len(h),):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}, one number an example is ({len(h)},)")
-        losses, step = self._losses(h.detach(), ids, t)
-        upstream = torch.full_like(losses, 1 / len(h)) if weight is None else weight.to(losses)
-        return losses, self._record(step, self._updates, upstream)
+        return ids, t, h.new_full((len(h),), 1 / len(h)) if weight is None else weight.to(h)
 
     @torch.no_grad()
     def _evaluation_losses(self, h: Tensor, ids: Tensor, t: Tensor) -> Tensor:
@@ -168,11 +179,24 @@ class RecordedOutput(OutputLayer):
             raise ConfigError(
                 f"output.weight_decay {weight_decay} at learning rate {lr}: their product must stay below 1"
             )
-        steps, self._pending = self._pending, []
+        self._apply_steps(self._pending, lr, keep)
+        self._pending = []
         self._updates += 1
-        for step in steps:
-            step.apply(lr, keep)
-            keep = 1.0  # every step saw the same weights, so the gradients add up; the decay comes once
+
+    def _apply_steps(self, steps: list[RecordedStep], lr: float, keep: float) -> None:
+        """W ← keep·W − the step for the sum of the gradients, all of which saw the same weights."""
+        tables = [module for module in self.modules() if isinstance(module, ScaledRows)]
+        if not any(table.squares is not None for table in tables):
+            for step in steps:
+                step.apply(lr, keep)
+                keep = 1.0  # the decay comes once
+            return
+        gradients = [gradient for step in steps for gradient in step.gradients()]
+        if keep != 1.0:
+            for table in tables:
+                table.decay_(keep)
+        for gradient in gradients if len(steps) == 1 else merged(gradients):
+            gradient.table.adagrad_(gradient, lr)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pending step belongs to an autograd graph: a copy starts without one."""

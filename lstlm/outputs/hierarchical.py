@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
-from lstlm.outputs.rows import Making
+from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
 from lstlm.spherical.sweep import Block, Sweep
 
@@ -156,6 +156,9 @@ class _TwoLevelStep(RecordedStep):
             self.layer.words.decay_(keep)
         for part in self.parts:
             part.apply(lr)
+
+    def gradients(self) -> list[RowGradient]:
+        return [product.gradient() for product in (self.top, *self.parts)]
 
 
 def _sort_pairs(group: Tensor) -> tuple[Tensor, list[tuple[int, int, int]], Tensor]:

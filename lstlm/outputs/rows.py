@@ -1,36 +1,43 @@
-"""A (D, hidden) matrix with a bias whose rows are touched one by one, and whose decay costs nothing."""
+"""A (D, hidden) matrix with a bias whose rows are touched one by one; decay costs nothing; row-wise Adagrad."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from lstlm.errors import ConfigError
 from lstlm.spherical.sweep import Block
 
 _BLOCK = 16384  # rows drawn at once
 _SWEPT = 2048  # columns of scores held at once when the whole vocabulary is swept: of 1000 examples, near the cache
 _SMALLEST_SCALE = 2.0**-10
+_ADAGRAD_EPSILON = 1e-10
+OPTIMISERS = ("sgd", "adagrad")
 
 
 class ScaledRows(nn.Module):
     """W = scale·matrix and b = scale·bias: multiplying all of W by a number is O(1), adding to n rows O(n·hidden).
 
     matrix (D,hidden), bias (D,) or None, scale a number in a 0-d buffer (so that a state_dict holds everything).
+    With `adagrad` also squares (D,): for each row, the sum of the mean squares of its gradients so far.
     """
 
     matrix: Tensor
     bias: Tensor | None
     scale: Tensor
+    squares: Tensor | None
 
-    def __init__(self, matrix: Tensor, bias: bool) -> None:
+    def __init__(self, matrix: Tensor, bias: bool, adagrad: bool = False) -> None:
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.register_buffer("bias", matrix.new_zeros(len(matrix)) if bias else None)
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+        self.register_buffer("squares", matrix.new_zeros(len(matrix)) if adagrad else None)
 
     def weight(self) -> Tensor:
         """Return W (D,hidden), a copy."""
@@ -61,12 +68,35 @@ class ScaledRows(nn.Module):
                 self.bias.mul_(float(self.scale))
             self.scale.fill_(1.0)
 
+    def keep_(self, ids: Tensor) -> None:
+        """Keep these rows (n,), in this order, and forget the others."""
+        for name in ("matrix", "bias", "squares"):
+            if (numbers := getattr(self, name)) is not None:
+                setattr(self, name, numbers[ids])
+
     def add_(self, ids: Tensor, rows: Tensor, biases: Tensor, alpha: float) -> None:
         """W[ids] += alpha·rows and b[ids] += alpha·biases; an id that occurs twice counts twice."""
         alpha /= float(self.scale)
         self.matrix.index_add_(0, ids, rows, alpha=alpha)
         if self.bias is not None:
             self.bias.index_add_(0, ids, biases, alpha=alpha)
+
+    def adagrad_(self, gradient: RowGradient, lr: float) -> None:
+        """Take a step of row-wise Adagrad: s += mean(g²), row −= lr·g/√s, g the gradient of a row and its bias."""
+        assert self.squares is not None
+        rows, G, g = gradient.rows, gradient.weight, gradient.bias
+        size = G.shape[1] + (self.bias is not None)
+        fresh = torch.linalg.vecdot(G, G) if self.bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
+        self.squares[rows] += fresh.div_(size)
+        step = self.squares[rows].sqrt().add_(_ADAGRAD_EPSILON).mul_(float(self.scale)).reciprocal_().mul_(-lr)
+        if isinstance(rows, slice):
+            self.matrix[rows].addcmul_(G, step[:, None])
+            if self.bias is not None:
+                self.bias[rows].addcmul_(g, step)
+            return
+        self.matrix.index_add_(0, rows, G * step[:, None])
+        if self.bias is not None:
+            self.bias.index_add_(0, rows, g * step)
 
     def scores(self, h: Tensor, rows: slice) -> Tensor:
         """Return h W[rows]ᵀ + b[rows].  h (m,hidden) → (m,n)."""
@@ -96,6 +126,32 @@ class ScaledRows(nn.Module):
         return (scores - self.log_normaliser(h)[:, None]).view(ids.shape)
 
 
+class RowGradient(NamedTuple):
+    """The gradient of some rows of a table: weight (n,hidden) and bias (n,) for a slice or for distinct ids (n,)."""
+
+    table: ScaledRows
+    rows: slice | Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def merged(gradients: Iterable[RowGradient]) -> list[RowGradient]:
+    """Return one gradient a table, the sum of those given: for Adagrad, several minibatches are one larger one."""
+    tables: dict[ScaledRows, list[RowGradient]] = {}
+    for gradient in gradients:
+        tables.setdefault(gradient.table, []).append(gradient)
+    return [_sum(table, parts) for table, parts in tables.items()]
+
+
+def _sum(table: ScaledRows, parts: Sequence[RowGradient]) -> RowGradient:
+    everything = torch.arange(len(table.matrix), device=table.matrix.device)
+    ids, place = torch.cat([everything[part.rows] for part in parts]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    weight = table.matrix.new_zeros(len(ids), table.matrix.shape[1])
+    weight.index_add_(0, place, torch.cat([part.weight for part in parts]))
+    bias = table.matrix.new_zeros(len(ids)).index_add_(0, place, torch.cat([part.bias for part in parts]))
+    return RowGradient(table, ids, weight, bias)
+
+
 @dataclass(frozen=True)
 class Making:
     """How a layer makes its first weights: what every layer of this package takes besides its sizes, as keywords."""
@@ -105,11 +161,21 @@ class Making:
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None
     generator: torch.Generator | None = None
+    optimiser: str = "sgd"  # of its rows: sgd, or adagrad, row by row
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in OPTIMISERS:
+            raise ConfigError(f"optimiser {self.optimiser!r}: choose {' or '.join(OPTIMISERS)}")
+
+    @property
+    def adagrad(self) -> bool:
+        """Whether rows have rates of their own."""
+        return self.optimiser == "adagrad"
 
     def rows(self, count: int, hidden: int) -> ScaledRows:
         """Draw a matrix (count,hidden), with a bias of zeros where one is wanted."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return ScaledRows(uniform_rows(count, hidden, self.init_scale, like, self.generator), self.bias)
+        return ScaledRows(uniform_rows(count, hidden, self.init_scale, like, self.generator), self.bias, self.adagrad)
 
 
 def uniform_rows(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedStep
-from lstlm.outputs.rows import Making
+from lstlm.outputs.rows import Making, RowGradient, merged
 from lstlm.outputs.softmax import LinearSoftmax, exponentiate_
 
 if TYPE_CHECKING:
@@ -96,9 +96,20 @@ class _SampledStep(RecordedStep):
         rows = self.layer.rows
         if keep != 1.0:
             rows.decay_(keep)
-        g_y, G = self.G[:, 0], self.G[:, 1:]
-        rows.add_(self.words, G.T @ self.h, G.sum(0), -lr)
-        rows.add_(self.y, g_y[:, None] * self.h, g_y, -lr)
+        for _, ids, weight, bias in self._parts():
+            assert isinstance(ids, Tensor)
+            rows.add_(ids, weight, bias, -lr)
+
+    def gradients(self) -> list[RowGradient]:
+        return merged(self._parts())  # a target may be a candidate as well, and that of several examples
+
+    def _parts(self) -> list[RowGradient]:
+        """Return the gradients of the candidates and of the targets, one after the other."""
+        table, g_y, G = self.layer.rows, self.G[:, 0], self.G[:, 1:]
+        return [
+            RowGradient(table, self.words, G.T @ self.h, G.sum(0)),
+            RowGradient(table, self.y, g_y[:, None] * self.h, g_y),
+        ]
 
 
 def draw_distinct(number: int, vocab: int, source: torch.Generator) -> tuple[Tensor, int]:

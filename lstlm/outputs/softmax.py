@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
-from lstlm.outputs.rows import Making, ScaledRows
+from lstlm.outputs.rows import Making, RowGradient, ScaledRows
 from lstlm.spherical.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ class SoftmaxProduct:
         if self.rows.bias is not None:
             ones = self.G.new_ones(len(self.G))
             self.rows.bias[self.part].addmv_(self.G.T, ones, beta=keep, alpha=alpha)
+
+    def gradient(self) -> RowGradient:
+        """Return ∂/∂W and ∂/∂b of these rows."""
+        return RowGradient(self.rows, self.part, self.G.T @ self.h, self.G.sum(0))
 
 
 def exponentiate_(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +120,9 @@ class _FullStep(RecordedStep):
 
     def apply(self, lr: float, keep: float) -> None:
         self.product.apply(lr, keep)
+
+    def gradients(self) -> list[RowGradient]:
+        return [self.product.gradient()]
 
 
 def full(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> FullSoftmax:

@@ -42,4 +42,4 @@ def loss_of(config: OutputConfig) -> SphericalLoss:
 def prior_of(config: OutputConfig, counts: Tensor) -> dict[str, Tensor]:
     """Return the prior that the configuration names, as a keyword; nothing where it names none."""
     # one more of each: a word that the corpus lacks must not be impossible
-    return {} if config.prior == "none" else {"prior": counts + 1.0}
+    return {} if config.prior == "none" else {"prior": (counts + 1.0) ** config.prior_power}

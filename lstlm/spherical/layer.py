@@ -12,7 +12,7 @@ from lstlm.errors import ConfigError
 from lstlm.spherical.arguments import checked_ids
 from lstlm.spherical.dense import DenseState
 from lstlm.spherical.head import SphericalHead
-from lstlm.spherical.losses import SphericalLoss, SquaredError
+from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.stabilise import NOTHING_DONE, Report, make_stabiliser
 from lstlm.spherical.state import BLOCK_ROWS, FactoredState
@@ -40,7 +40,11 @@ class SphericalOutput(SphericalHead):
     W (vocab, hidden + 1) exists only as factors, in buffers. They are not parameters: hand no part of this layer to an
     optimizer, and do not wrap it in DistributedDataParallel or FSDP, which would overwrite or average the factors.
     Adam, Adagrad, momentum and per-row rates are not of the form that the factors can follow. The bias is a constant
-    feature. `prior` (vocab,) tilts a softmax: p_c ∝ π_c(1 + o_c + o_c²/2), or π_c(o_c² + ε), so that W = 0 predicts π.
+    feature. `prior` (vocab,) tilts a softmax: p_c ∝ π_c(1 + õ_c + õ_c²/2), or π_c(õ_c² + ε), so that W = 0 predicts π.
+
+    A prior also chooses the rates of the rows: prior × row rate = const. The layer keeps W = √π ∘ W̃ and takes a plain
+    SGD step of rate η on W, which is one of rate η/π_c on row c of W̃. So π ∝ count^½ (a tempered unigram) lets rare
+    words learn faster, about as row-wise Adagrad would; with no prior all rows learn at one rate.
     """
 
     state: FactoredState
@@ -62,8 +66,9 @@ class SphericalOutput(SphericalHead):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(hidden, vocab, loss, bias)
-        W = _initial_weight(self, init_scale, dtype, device, generator)
-        self.state = self._new_state(W, _root_of(prior, self), lazy=stabilise == "lazy")
+        p = _root_of(prior, self)
+        W = _initial_weight(self, init_scale, p, dtype, device, generator)
+        self.state = self._new_state(W, p, lazy=stabilise == "lazy")
         self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
         self._last = LastStabilisation()
 
@@ -179,20 +184,27 @@ class DenseSphericalOutput(SphericalHead):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(hidden, vocab, loss, bias)
-        W = _initial_weight(self, init_scale, dtype, device, generator)
-        self.state = DenseState(W, _root_of(prior, self), blocked=blocked)
+        p = _root_of(prior, self)
+        W = _initial_weight(self, init_scale, p, dtype, device, generator)
+        self.state = DenseState(W, p, blocked=blocked)
 
 
 def _initial_weight(
     head: SphericalHead,
     scale: float | None,
+    p: Tensor | None,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Return W (D,d) ~ scale·N(0,1), bias 0. By default 1/√hidden, and 0 for squared error, whose minimum is near 0."""
+    """Return W (D,d) ~ scale·N(0,1), times p = √π where there is a prior; bias 0.
+
+    By default scale is 1/√hidden; 0 for squared error, whose minimum is near 0, and for a Taylor softmax with a prior,
+    which starts as that prior. (At 0 the spherical softmax has no gradient.)
+    """
     if scale is None:
-        scale = 0.0 if isinstance(head.loss, SquaredError) else 1 / math.sqrt(head.hidden)
+        zero = isinstance(head.loss, SquaredError) or (p is not None and isinstance(head.loss, TaylorSoftmax))
+        scale = 0.0 if zero else 1 / math.sqrt(head.hidden)
     if dtype not in (None, torch.float32, torch.float64):
         raise ConfigError(f"dtype = {dtype}: the layer computes in float32 or float64")
     if not (math.isfinite(scale) and scale >= 0):
@@ -206,7 +218,7 @@ def _initial_weight(
         mine = block[skip::every]
         place = (start + skip) // every
         W[place : place + len(mine), : head.hidden] = mine
-    return W
+    return W if p is None else W.mul_(p[first::every, None].to(W))
 
 
 def _root_of(prior: Tensor | None, head: SphericalHead) -> Tensor | None:

@@ -44,6 +44,8 @@ TOGETHER = {
     "data.context": st.integers(1, 512).map(lambda half: 2 * half),
     "data.context_kind": st.sampled_from(("previous", "window", "bag")),
     "output.prior": st.just("none"),
+    "output.loss": st.sampled_from(("taylor", "spherical")),
+    "optim.output": st.none() | st.just("sgd"),
     "output.stabilise_range": st.none() | st.floats(1e-9, 1.0).map(lambda low: (low, 2 * low)),
     "output.weight_decay": st.floats(0, 0.5),
     "optim.output_lr": st.floats(0, 1, exclude_min=True),

@@ -115,7 +115,7 @@ def test_naive_rows_are_shared_out_as_well(tmp_path: Path) -> None:
 
 def with_prior(ranks: Ranks, m: int) -> Any:
     prior = torch.arange(1.0, VOCAB + 1)
-    head = ShardedOutput(ranks, HIDDEN, VOCAB, make_loss("taylor"), **settings(prior=prior))
+    head = ShardedOutput(ranks, HIDDEN, VOCAB, make_loss("taylor"), **settings(prior=prior, init_scale=3.0))
     return {"taylor": {**learn(head, "taylor", m, 1, ranks.part(m), 50), **reading(head), "replica": head.state.exact}}
 
 
@@ -123,7 +123,7 @@ def with_prior(ranks: Ranks, m: int) -> Any:
 def test_a_prior_is_known_to_all(tmp_path: Path, m: int) -> None:
     several = run_ranks(2, tmp_path, with_prior, m)
     prior = torch.arange(1.0, VOCAB + 1)
-    head = SphericalOutput(HIDDEN, VOCAB, make_loss("taylor"), **settings(prior=prior))
+    head = SphericalOutput(HIDDEN, VOCAB, make_loss("taylor"), **settings(prior=prior, init_scale=3.0))
     compare({**learn(head, "taylor", m, 1, slice(None), 50), **reading(head)}, several, "taylor")
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from lstlm.config import OutputConfig
+
 
 class Dense:
     """Weights as leaves; SGD by hand. Subclasses say what the losses are."""
@@ -139,3 +141,33 @@ class DenseSampled(DenseLinear):
         expected = 1.0 - (1.0 - self.p) ** self.tries
         log_p = (self.outputs(h) - expected.log() + allowed).log_softmax(1)
         return -(t * log_p.gather(1, ids)).sum(1)
+
+
+class DenseShortlist(Dense):
+    """softmax over the short list and "the rest", times ρ·t(õ)/Σρ·t(õ) over the tail, from all of its outputs.
+
+    The leaves of the tail are √ρ∘W̃, on which the layer takes its plain SGD step.
+    """
+
+    def __init__(self, layer: nn.Module, loss: str, config: OutputConfig, counts: Tensor) -> None:
+        super().__init__(layer)
+        self.loss, self.epsilon, self.k = loss, config.epsilon, config.shortlist
+        self.order = counts.argsort(descending=True, stable=True)
+        prior = (counts[self.order[self.k :]].double() + 1.0) ** config.prior_power
+        self.prior = prior / prior.sum()
+        self.take(**self.layer_weights())
+
+    def layer_weights(self) -> dict[str, Tensor]:
+        """The rows of the short list as they are stored; those of the tail from the words' vectors."""
+        words = self.order[self.k :]
+        W, b = self.layer.weight()[words], self.layer.bias_vector()[words]
+        root = self.prior.sqrt()
+        head = self.layer.head
+        return {"S": head.weight(), "s": head.bias_vector(), "W": root[:, None] * W, "b": root * b}
+
+    def log_probs(self, h: Tensor) -> Tensor:
+        top = (h @ self.leaves["S"].T + self.leaves["s"]).log_softmax(1)
+        o = (h @ self.leaves["W"].T + self.leaves["b"]) / self.prior.sqrt()
+        t = self.prior * {"spherical": o**2 + self.epsilon, "taylor": 1 + o + o**2 / 2}[self.loss]
+        by_rank = torch.cat([top[:, : self.k], top[:, self.k :] + (t / t.sum(1, keepdim=True)).log()], 1)
+        return by_rank[:, self.order.argsort()]

@@ -17,6 +17,7 @@ from tests.outputs.dense_outputs import (
     DenseHierarchical,
     DenseLinear,
     DenseSampled,
+    DenseShortlist,
     DenseSpherical,
 )
 
@@ -28,7 +29,8 @@ DENSE = {
 VOCAB, HIDDEN, EXAMPLES = 40, 6, 11
 COUNTS = torch.tensor([(37 * i) % 101 + 1 for i in range(VOCAB)])  # neither sorted nor distinct
 SPHERICAL = [f"{kind}-{loss}" for kind in ("factored", "naive") for loss in ("z", "squared", "spherical", "taylor")]
-LAYERS = [*SPHERICAL, "softmax", "hierarchical", "hierarchical-brown", "adaptive", "sampled", "sampled-all"]
+SHORTLIST = ["shortlist-taylor", "shortlist-spherical"]
+LAYERS = [*SPHERICAL, *SHORTLIST, "softmax", "hierarchical", "hierarchical-brown", "adaptive", "sampled", "sampled-all"]
 NORMALISED = [name for name in LAYERS if not name.endswith(("-z", "-squared"))]
 ONE_TARGET = ["sampled", "sampled-all"]
 # an output layer's own step is exact, so its error is rounding; ten steps of the factored layer amplify it a little
@@ -38,8 +40,8 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 def config_of(name: str, **more: object) -> OutputConfig:
     kind, _, detail = name.partition("-")
     config = OutputConfig(kind=kind, init_scale=0.3, candidates=VOCAB if detail == "all" else 12)
-    if kind in ("factored", "naive"):
-        config = dataclasses.replace(config, loss=detail)
+    if kind in ("factored", "naive", "shortlist"):
+        config = dataclasses.replace(config, loss=detail, shortlist=9, tail_rate=1.0)
     if detail == "brown":
         config = dataclasses.replace(config, clustering="brown")
     return dataclasses.replace(config, **more)
@@ -47,7 +49,9 @@ def config_of(name: str, **more: object) -> OutputConfig:
 
 def make(name: str, seed: int = 3, dtype: torch.dtype = torch.float64, **more: object) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
-    return make_output(config_of(name, **more), HIDDEN, COUNTS, dtype=dtype, generator=generator)
+    # plain SGD, which the dense definitions follow; Adagrad has its own tests
+    place = {"optimiser": "sgd", "dtype": dtype, "generator": generator}
+    return make_output(config_of(name, **more), HIDDEN, COUNTS, **place)
 
 
 def dense_of(name: str, layer: nn.Module) -> Dense:
@@ -55,6 +59,8 @@ def dense_of(name: str, layer: nn.Module) -> Dense:
     if kind in ("factored", "naive"):
         config = config_of(name)
         return DenseSpherical(layer, detail, config.a, config.b, config.epsilon)
+    if kind == "shortlist":
+        return DenseShortlist(layer, detail, config_of(name), COUNTS)
     if kind == "sampled":
         return DenseLinear(layer) if detail == "all" else DenseSampled(layer, COUNTS)
     return DENSE[kind](layer)
@@ -164,7 +170,7 @@ def test_every_layer_answers_every_call_of_the_protocol(name: str) -> None:
     assert all(isinstance(value, float) for value in {**layer.statistics(), **layer.diagnostics()}.values())
     moved = layer.weight()
     assert not torch.equal(before, moved)
-    assert layer.restore() == name.startswith("factored")
+    assert layer.restore() == name.startswith(("factored", "shortlist"))
     torch.testing.assert_close(layer.weight(), moved, **TOLERANCE)
 
 

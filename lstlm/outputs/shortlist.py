@@ -1,0 +1,283 @@
+"""The shortlist head: a softmax where the text is, the factored layer where the vocabulary is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lstlm.errors import ConfigError
+from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
+from lstlm.outputs.rows import Making, RowGradient
+from lstlm.outputs.softmax import SoftmaxProduct
+from lstlm.outputs.spherical import loss_of
+from lstlm.spherical import SphericalLoss, SphericalOutput, TaylorSoftmax
+from lstlm.spherical.shrink import LearningRateTooLarge
+from lstlm.spherical.sweep import Block, Sweep
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
+
+TAIL_RATE = 0.02
+
+
+class ShortlistOutput(RecordedOutput):
+    """A softmax over the k most frequent words and "the rest", and a factored softmax over the words of the rest.
+
+        p(c | h) = softmax_c(W_s h + b_s)                          for the k words of the short list
+        p(c | h) = softmax_rest(W_s h + b_s) · ρ_c t(õ_c) / Z(h)   for the others,   Z(h) = Σ ρ_c t(õ_c)
+
+    with t of the spherical family, 1 + õ + õ²/2 by default, and the tempered prior ρ ∝ count^prior_power. Exactly
+    normalised; a log-probability costs O(k·hidden + hidden²), a step 3·m·k·hidden and a factored step of the examples
+    whose target is in the tail: neither depends on the number of words. The k + 1 rows of the short list learn by
+    row-wise Adagrad (or SGD). The tail learns by exact SGD at `tail_rate` times the rate of the short list; there
+    prior × rate = const, that is a word's own rate is proportional to count^−prior_power: see `SphericalOutput`.
+
+    counts (D,) give the order. `make_tail` makes the factored layer.
+    """
+
+    rank: Tensor
+    word_of_rank: Tensor
+
+    def __init__(
+        self,
+        hidden: int,
+        counts: Tensor,
+        *,
+        shortlist: int = 1000,
+        loss: SphericalLoss | None = None,
+        prior_power: float = 0.5,
+        tail_rate: float = TAIL_RATE,
+        make_tail: Callable[..., SphericalOutput] = SphericalOutput,
+        tail_settings: dict[str, Any] | None = None,
+        **making: Any,
+    ) -> None:
+        """Make a layer for as many words as have a count; the other keywords are those of `Making`."""
+        make, vocab = Making(**{"optimiser": "adagrad", **making}), len(counts)
+        loss = TaylorSoftmax() if loss is None else loss
+        super().__init__(hidden, vocab)
+        if shortlist < 1:
+            raise ConfigError(f"output.shortlist is {shortlist}: at least 1 is needed")
+        if vocab < 4:
+            raise ConfigError(f"output.kind shortlist: {vocab} words are too few for a list and a tail; use softmax")
+        self.shortlist = min(shortlist, vocab - 2)  # the factored layer has at least two words
+        self.tail_rate = tail_rate
+        self.head = make.rows(self.shortlist + 1, hidden)  # the last row is "the rest"
+        order = counts.argsort(descending=True, stable=True).cpu()
+        where = self.head.matrix.device
+        self.register_buffer("word_of_rank", order.to(where))
+        self.register_buffer("rank", order.argsort().to(where))
+        self._make_tail = partial(
+            make_tail, hidden, loss=loss, bias=make.bias, dtype=make.dtype, device=make.device, **(tail_settings or {})
+        )
+        self._prior_power = prior_power
+        self.tail = self._make_tail(
+            vocab - self.shortlist,
+            prior=self._prior(counts.cpu()[order[self.shortlist :]]),
+            init_scale=make.init_scale,
+            generator=make.generator,
+        )
+
+    def _prior(self, counts: Tensor) -> Tensor:
+        # one more of each: a word that the corpus lacks must not be impossible
+        return (counts.double() + 1.0) ** self._prior_power
+
+    def _dtype(self) -> torch.dtype:
+        return self.head.matrix.dtype
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+    def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
+        step = _ShortlistStep(self, h, ids, t)
+        return step.forward(), step
+
+    @torch.no_grad()
+    def value_and_grad(
+        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss; of the mean loss without weight."""
+        ids, t, upstream = self._with_upstream(h, target_ids, target_values, weight)
+        step = _ShortlistStep(self, h.detach(), ids, t)
+        losses, gradient = step.at_once(upstream)
+        self._pending.append(step)
+        return losses, gradient
+
+    def discard(self) -> None:
+        """Forget the backward passes since the last update."""
+        super().discard()
+        self.tail.discard()
+
+    def _apply_steps(self, steps: list[RecordedStep], lr: float, keep: float) -> None:
+        # the tail first: if it refuses the rate, nothing has moved
+        if any(len(step.pairs) for step in steps if isinstance(step, _ShortlistStep)):
+            tail_lr = lr * self.tail_rate
+            try:
+                self.tail.update(tail_lr, (1.0 - keep) / tail_lr)
+            except LearningRateTooLarge as error:
+                raise LearningRateTooLarge(lr, error.limit / self.tail_rate) from None
+        elif keep != 1.0:
+            self.tail.state.scale_(keep)
+        super()._apply_steps(steps, lr, keep)
+
+    def expect(self, target_ids: Tensor) -> None:
+        """Hear the targets of some minibatches to come, of any shape; changes no weight."""
+        ranks = self.rank[target_ids.reshape(-1)] - self.shortlist
+        if len(tail := ranks[ranks >= 0]):
+            self.tail.expect(tail)
+
+    @torch.no_grad()
+    def resize_vocabulary(self, keep: Tensor | None, counts: Tensor) -> None:
+        """Keep the words `keep` (distinct ids, in this order; all by default), append words up to len(counts).
+
+        Words stay in the list or the tail where they are; new ones start in the tail, as their counts (D',) say.
+        """
+        keep = torch.arange(self.vocab) if keep is None else keep.cpu()
+        if len(torch.unique(keep)) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any()):
+            raise ConfigError(f"keep: ids must be distinct and within the vocabulary of {self.vocab}")
+        if len(counts) < len(keep):
+            raise ConfigError(f"counts has {len(counts)} words, {len(keep)} are kept: give one for every word")
+        rank = self.rank.cpu()[keep]
+        listed = rank < self.shortlist
+        if not bool(listed.any()) or len(counts) - int(listed.sum()) < 2:
+            raise ConfigError("resize: at least one word of the list and two of the tail must stay")
+        where, vectors = self.rank.device, torch.cat([self.weight(), self.bias_vector()[:, None]], 1)[keep]
+        words = torch.arange(len(counts))
+        tail = torch.cat([words[: len(keep)][~listed], words[len(keep) :]])
+        order = torch.cat([words[: len(keep)][listed][rank[listed].argsort()], tail])
+        self.head.keep_(torch.cat([rank[listed].sort().values, torch.tensor([self.shortlist])]).to(where))
+        W = vectors.new_zeros(len(tail), vectors.shape[1])
+        W[: len(keep) - int(listed.sum())] = vectors[~listed]
+        prior = self._prior(counts.cpu()[tail])
+        self.discard()
+        self._vocab, self.shortlist = len(counts), int(listed.sum())
+        self.word_of_rank, self.rank = order.to(where), order.argsort().to(where)
+        self.tail = self._make_tail(len(tail), prior=prior, init_scale=0.0)
+        W *= (prior / prior.sum()).sqrt()[:, None].to(W)
+        self.tail.set_weight(W if self.tail.has_bias else W[:, : self.hidden])
+
+    def restore(self) -> bool:
+        """Fold the factors of the tail into plain weights. O(D·hidden²)."""
+        self._pending = []
+        return self.tail.restore()
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return log p(ids | h) in the shape of ids, (m,) or (m,K). Exact; O(k·hidden + hidden²) an example."""
+        self._check_hidden(h)
+        check_ids(ids, len(h), self.vocab)
+        rank = self.rank[ids.reshape(len(h), -1)]
+        top = self.head.scores(h, slice(None)).log_softmax(1)
+        found = top.gather(1, rank.clamp(max=self.shortlist))
+        if len(pairs := (rank >= self.shortlist).nonzero()):
+            example, column = pairs.T
+            found[example, column] += self.tail.log_prob(h[example], rank[example, column] - self.shortlist)
+        return found.view(ids.shape)
+
+    def _sweep(self, h: Tensor) -> Sweep:
+        """Log-probabilities: the short list, then the tail by blocks."""
+        top, k = self.head.scores(h, slice(None)).log_softmax(1), self.shortlist
+        rest, tail = top[:, k:], self.tail._sweep(h)
+
+        def blocks() -> Iterator[Block]:
+            yield self.word_of_rank[:k], lambda: top[:, :k]
+            for ids, compute in tail():
+                yield self.word_of_rank[k + ids], lambda compute=compute: compute() + rest  # type: ignore[misc]
+
+        return blocks
+
+    @torch.no_grad()
+    def weight(self) -> Tensor:
+        """Return the word vectors (D,hidden) in word order: rows of the softmax, and õ's of the tail."""
+        return self._joined(self.head.weight(), self.tail.weight())
+
+    @torch.no_grad()
+    def bias_vector(self) -> Tensor:
+        """Return the biases (D,) in word order."""
+        return self._joined(self.head.bias_vector(), self.tail.bias_vector())
+
+    def _joined(self, head: Tensor, tail: Tensor) -> Tensor:
+        p = self.tail.state.p
+        assert p is not None
+        p = self.tail.state.p_of(p, slice(None)).to(tail)
+        tail = tail / (p if tail.ndim == 1 else p[:, None])  # W is √ρ ∘ W̃
+        return torch.cat([head[: self.shortlist], tail])[self.rank]
+
+    # ---- figures about the layer ---------------------------------------------------------------------------------
+    def statistics(self) -> dict[str, float]:
+        """Return those of the tail."""
+        return self.tail.statistics()
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return those of the tail."""
+        return self.tail.diagnostics()
+
+    @property
+    def last_stabilise_ms(self) -> float:
+        """How many milliseconds of the last update the tail's stabiliser took."""
+        return self.tail.last_stabilise_ms
+
+
+class _ShortlistStep(RecordedStep):
+    """The product with the k + 1 rows, and the factored layer for the pairs (example, target) in the tail."""
+
+    def __init__(self, layer: ShortlistOutput, h: Tensor, ids: Tensor, t: Tensor) -> None:
+        self.layer, self.h, self.t = layer, h, t
+        rank = layer.rank[ids]
+        self.top = SoftmaxProduct(h, layer.head, slice(None), rank.clamp(max=layer.shortlist), t)
+        in_tail = rank >= layer.shortlist
+        self.pairs = in_tail.nonzero()[:, 0]  # the examples; one with several targets in the tail comes several times
+        self.tail_ids, self.tail_t = rank[in_tail] - layer.shortlist, t[in_tail]
+        self.tail_losses: Tensor | None = None
+
+    def forward(self) -> Tensor:
+        """Return the losses (m,)."""
+        if not len(self.pairs):
+            return self.top.losses
+        with torch.enable_grad():
+            self.tail_h = self.h[self.pairs].requires_grad_()
+            self.tail_losses = self.layer.tail(self.tail_h, self.tail_ids)
+        return self._total(self.tail_losses.detach())
+
+    def backward(self, upstream: Tensor) -> Tensor:
+        gradient = self.top.backward(upstream)
+        if self.tail_losses is not None:
+            weight = self.tail_t * upstream[self.pairs]
+            (tail,) = torch.autograd.grad(self.tail_losses, self.tail_h, weight)
+            gradient.index_add_(0, self.pairs, tail)
+        return gradient
+
+    def at_once(self, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (m,) and the gradient to h of Σ upstream·loss."""
+        gradient = self.top.backward(upstream)
+        if not len(self.pairs):
+            return self.top.losses, gradient
+        weight = self.tail_t * upstream[self.pairs]
+        losses, tail = self.layer.tail.value_and_grad(self.h[self.pairs], self.tail_ids, None, weight)
+        return self._total(losses), gradient.index_add_(0, self.pairs, tail)
+
+    def _total(self, tail_losses: Tensor) -> Tensor:
+        return self.top.losses.index_add(0, self.pairs, self.tail_t * tail_losses)
+
+    def apply(self, lr: float, keep: float) -> None:
+        self.top.apply(lr, keep)
+
+    def gradients(self) -> list[RowGradient]:
+        return [self.top.gradient()]
+
+
+def shortlist(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> ShortlistOutput:
+    """Return the layer of `output.kind: shortlist`."""
+    settings = {name: getattr(config, name) for name in ("stabilise", "stabilise_range", "stabilise_every")}
+    return ShortlistOutput(
+        hidden,
+        counts,
+        shortlist=config.shortlist,
+        loss=loss_of(config),
+        prior_power=config.prior_power,
+        tail_rate=config.tail_rate,
+        tail_settings=settings,
+        **making,
+    )
