@@ -1,6 +1,13 @@
 """Errors that a person at the keyboard can act on; each carries its exit code."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error is Python's, torch's or numpy's word for a lack of memory."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("allocate memory", "out of memory"))
+    )
+
+
 class LstlmError(Exception):
     """Base of every error that lstlm raises on purpose: one readable line."""
 

@@ -11,7 +11,7 @@ from click.shell_completion import shell_complete
 
 from lstlm import __version__
 from lstlm.cli import common
-from lstlm.cli.outcome import leave, run_and_report
+from lstlm.cli.outcome import explain_cut_files, leave, run_and_report
 
 # name → one line of help; the command is the attribute `command` of lstlm.cli.<name>
 COMMANDS = {
@@ -93,4 +93,5 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    cli.main()
+    kept = explain_cut_files()
+    cli.main(kept=kept)

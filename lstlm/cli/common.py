@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from lstlm.streams import settle_streams
+
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
 DEBUG = "lstlm.debug"
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
@@ -111,8 +113,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def prepare_streams() -> None:
-    """Write words that the terminal's encoding lacks as escapes rather than stop."""
+    """Write words that the terminal's encoding lacks as escapes rather than stop; survive streams that are closed."""
+    settle_streams()
     for stream in (sys.stdout, sys.stderr):
-        # Either may be None (closed by the caller) or replaced by an object that cannot be reconfigured.
+        # Either may have been replaced by an object that cannot be reconfigured.
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")

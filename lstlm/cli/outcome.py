@@ -1,5 +1,6 @@
 """The one place where an outcome becomes a line on stderr and an exit code."""
 
+import ctypes
 import os
 import select
 import signal
@@ -9,19 +10,46 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from lstlm.errors import LstlmError
+from lstlm.errors import LstlmError, is_out_of_memory
+from lstlm.streams import discard
 
-EXIT_OK, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 130, 143
+EXIT_OK, EXIT_FAILURE, EXIT_DATA, EXIT_INTERRUPTED = 0, 1, 3, 130
+
+OUT_OF_MEMORY = (
+    "out of memory; `lstlm train --dry-run` says what training takes: lower model.embedding, model.hidden or "
+    "train.batch_size, or the vocabulary with `lstlm prepare --max-vocab`"
+)
+CUT_SHORT = (
+    "lstlm: error: a file that is being read has been cut short, or its disk fails (SIGBUS): a corpus, a checkpoint or "
+    "a file of vectors; restore it, then continue with --resume auto\n"
+)
+
+
+def explain_cut_files() -> Any:
+    """End with a line and the exit code of damaged files where a mapped file is shortened by somebody else.
+
+    The system tells by SIGBUS, in the middle of an instruction. Python's own handlers would return to it, for ever, so
+    this one is C's; it says its line and leaves. Returns what must be kept for as long as the process lives.
+    """
+
+    def end(number: int) -> None:
+        with suppress(OSError):
+            os.write(2, CUT_SHORT.encode())
+        os._exit(EXIT_DATA)
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+    ctypes.CDLL(None).signal(int(signal.SIGBUS), handler)
+    return handler
 
 
 def run_and_report(cli: click.Group, arguments: list[str]) -> int:
     """Run one command line and return its exit code; whatever went wrong has been said on stderr."""
     try:
-        with _unwinding_on_signals():
+        with _unwinding_on_signals(), _threads_in_one_line(debug="--debug" in arguments):
             code = _run(cli, arguments)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be reported
@@ -44,11 +72,13 @@ def leave(code: int) -> NoReturn:
 
     The group's threads would go on while the interpreter ends, and abort the process with an exit code of their own.
     """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # has been reported; the interpreter would try once more, and complain
+            discard(stream)
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -84,6 +114,8 @@ def _explain(error: Exception, hint: str) -> int:
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return _report(f"{place}{error.strerror}{hint}", EXIT_FAILURE)
+    if is_out_of_memory(error):
+        return _report(OUT_OF_MEMORY, EXIT_FAILURE)
     message = " ".join(str(error).split())[:300]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return _report(f"unexpected {what}{hint}", EXIT_FAILURE)
@@ -111,8 +143,23 @@ def _reader_left() -> bool:
 
 
 @contextmanager
+def _threads_in_one_line(*, debug: bool) -> Iterator[None]:
+    """Say in one line what ends a thread that nobody waits for (TensorBoard has one), not with its traceback."""
+
+    def say(ended: threading.ExceptHookArgs) -> None:
+        click.echo(f"lstlm: a thread has ended: {ended.exc_value}", err=True)
+
+    before = threading.excepthook
+    threading.excepthook = before if debug else say
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@contextmanager
 def _unwinding_on_signals() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into exceptions, so that temporary files are removed; a command may handle them itself.
+    """Turn SIGINT, SIGTERM and SIGHUP into exceptions, so that temporary files are removed; a command may handle them.
 
     Not in the middle of an import: an exception there ends in native code that aborts, or in a module half made.
     """
@@ -125,12 +172,13 @@ def _unwinding_on_signals() -> Iterator[None]:
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            raise SystemExit(EXIT_TERMINATED)
+            raise SystemExit(128 + signum)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+    all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [s for s in all_three if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {signum: signal.signal(signum, leave) for signum in heard}
     try:
         yield

@@ -26,7 +26,7 @@ Example:
   tensorboard --logdir runs
   torchrun --standalone --nproc-per-node 2 -m lstlm train --config tiny --run-folder runs/two
 
-Ctrl-C (or SIGTERM) finishes the step, saves and exits with 130 (143); a second one exits at once.
+Ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and exits with 130 (143, 129); a second one exits at once.
 """
 
 

@@ -7,7 +7,6 @@ marker makes sentence boundaries visible to vectorised code without a second arr
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,13 +19,16 @@ from numpy.typing import NDArray
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import EOS_ID, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError
+from lstlm.sealed import SEAL, is_sealed, read_document
 
 FORMAT = "lstlm-corpus"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNSEALED_VERSION = 1  # still read; its numbers are counted all the same
 MANIFEST = "manifest.json"
 VOCABULARY = "vocab.tsv"
 ROWS = "cooccurrence-"  # begins the name of a folder of association scores, made from the corpus by training
 ID_DTYPE = np.dtype("<u4")
+_COUNTED = 1 << 22  # ids at a time
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,20 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare --source … --out {folder}`")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        manifest = read_document(data)
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so not a prepared corpus; make one with `lstlm prepare`") from None
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: cannot be read ({error}); prepare the corpus again") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if manifest.get("format") != FORMAT:
         raise DataError(f"{path}: not the manifest of a corpus that lstlm prepared")
-    if manifest.get("version") != FORMAT_VERSION:
+    if manifest.get("version") not in (FORMAT_VERSION, UNSEALED_VERSION):
         raise DataError(
             f"{path}: format version {manifest.get('version')!r}, this lstlm reads {FORMAT_VERSION}; prepare again"
         )
+    if (manifest["version"] != UNSEALED_VERSION or SEAL in manifest) and not is_sealed(manifest, data):
+        raise DataError(f"{path}: damaged: its own hash does not match; prepare the corpus again")
     return manifest
 
 
@@ -144,8 +149,10 @@ class Corpus:
                 raise DataError(f"{paths[VOCABULARY]}: not the vocabulary of this corpus; prepare the corpus again")
             splits = {}
             for name, part in parts.items():
-                ids = _map_ids(paths[f"{name}.ids"])
-                splits[name] = Split(name, ids, int(part["sentences"]), int(part["single_word_sentences"]))
+                split = Split(name, _map_ids(paths[f"{name}.ids"]), part["sentences"], part["single_word_sentences"])
+                if verify:
+                    _check_counts(split, part, len(vocabulary))
+                splits[name] = split
             settings = manifest["settings"]
             text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
             return cls(folder, manifest, vocabulary, splits, text)
@@ -153,6 +160,27 @@ class Corpus:
             raise DataError(f"{folder / MANIFEST}: damaged ({error!r}); prepare the corpus again") from None
         except OSError as error:
             raise DataError(f"{folder}: {error}") from None
+
+
+def _check_counts(split: Split, part: dict[str, Any], vocab_size: int) -> None:
+    """Raise unless the numbers that the manifest tells of a part are those that one counts in it."""
+    sentences = single = largest = 0
+    for start in range(0, split.tokens, _COUNTED):
+        # with the two ids before: a sentence of one word is an end two places after another
+        ids = split.ids[max(start - 2, 0) : start + _COUNTED]
+        ends, new = ids == EOS_ID, start - max(start - 2, 0)
+        sentences += int(np.count_nonzero(ends[new:]))
+        single += int(np.count_nonzero(ends[2:] & ends[:-2]))
+        if start == 0:
+            single += int(len(ids) > 1 and bool(ends[1]))
+        largest = max(largest, int(ids.max()))
+    counted = {"tokens": split.tokens, "words": split.tokens - sentences, "sentences": sentences}
+    counted["single_word_sentences"] = single
+    wrong = [f"{part[key]!r} {key} where there are {value}" for key, value in counted.items() if part[key] != value]
+    if largest >= vocab_size:
+        wrong.append(f"an id {largest} where there are {vocab_size} words")
+    if wrong:
+        raise DataError(f"{split.name}: the manifest says {wrong[0]}; prepare the corpus again")
 
 
 def _map_ids(path: Path) -> NDArray[np.uint32]:

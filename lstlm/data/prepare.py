@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.data.workers import WorkerPool
 from lstlm.errors import ConfigError, DataError
+from lstlm.sealed import seal
 
 SERIAL_BLOCKS = 4
 """Up to so many blocks (4 MiB) are encoded in this process: starting workers would take longer."""
@@ -94,7 +94,7 @@ def prepare(
         manifest["files"] = files
         for leftover in folder.glob("worker-*"):
             leftover.unlink()
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / MANIFEST).write_text(seal(manifest), encoding="utf-8")
     ended = time.perf_counter()
     words = sum(part["words"] for part in parts.values())
     seconds = {

@@ -211,7 +211,27 @@ class Optimisers:
                 raise CheckpointError(f"optimiser state: {len(squares)} words, this vocabulary has {len(self.squares)}")
             self.squares.copy_(squares)
         if self.hidden is not None:
-            self.hidden.load_state_dict(hidden)
+            _check_like(self.hidden, hidden["state"])
+            # the settings are the configuration's; those of the file may have been changed since
+            self.hidden.load_state_dict({**self.hidden.state_dict(), "state": hidden["state"]})
+
+
+def _check_like(optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> None:
+    """Raise unless a saved state is one of this optimiser: torch would find out in the middle of a step, or never."""
+    names = {
+        torch.optim.Adagrad: {"step", "sum"},
+        torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+        torch.optim.SGD: {"momentum_buffer"},
+    }[type(optimiser)]
+    for number, parameter in enumerate(optimiser.param_groups[0]["params"]):
+        saved = state.get(number, {})
+        fits = all(
+            value is None or (isinstance(value, Tensor) and value.shape in (parameter.shape, torch.Size([])))
+            for value in saved.values()
+        )
+        may_be_empty = type(optimiser) is not torch.optim.Adagrad  # the others make their state in the first step
+        if not fits or not (set(saved) == names or (may_be_empty and not saved)):
+            raise CheckpointError("optimiser state: made with other optim.hidden or model.hidden than this run's")
 
 
 def _hidden_optimiser(parameters: list[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer | None:

@@ -63,8 +63,11 @@ def read_npy(path: Path, vocabulary: Path | None, keep: Keep | None) -> tuple[li
     """Words, the (n,d) matrix and word → row: memory-mapped whole, or a copy of the rows that `keep` accepts."""
     try:
         matrix = _load_packed(path) if is_gzip(path) else np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, SyntaxError, OverflowError, MemoryError) as error:
-        raise DataError(f"{path}: not a readable .npy file: {str(error).splitlines()[0]}") from error
+    except (DataError, OSError):
+        raise
+    except Exception as error:  # numpy reads the header as Python, which has many ways to find it wrong
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: not a readable .npy file: {reason}") from error
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind != "f" or 0 in matrix.shape:
         shape, dtype = getattr(matrix, "shape", "?"), getattr(matrix, "dtype", "?")
         raise DataError(f"{path}: holds {dtype} of shape {shape}; needed: a non-empty float matrix (words, length)")

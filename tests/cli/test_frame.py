@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from lstlm import __version__
 from lstlm.cli import COMMANDS, cli, common
+from lstlm.cli.outcome import OUT_OF_MEMORY
 from lstlm.errors import CheckpointError, ConfigError, DataError, NumericsError
 from tests.helpers import PATIENCE_S
 
@@ -129,7 +130,8 @@ def test_a_group_without_a_command_shows_its_help_on_stderr() -> None:
         (CheckpointError("step-3: damaged"), "step-3: damaged", 3),
         (NumericsError("step 7: diverged"), "step 7: diverged", 4),
         (ValueError("a\n b"), "unexpected ValueError: a b; run again with --debug for details", 1),
-        (MemoryError(), "unexpected MemoryError; run again with --debug for details", 1),
+        (MemoryError(), OUT_OF_MEMORY, 1),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), OUT_OF_MEMORY, 1),
         (OSError(28, "No space left", "x/y"), "x/y: No space left; run again with --debug for details", 1),
         (BrokenPipeError(32, "Broken pipe"), "Broken pipe; run again with --debug for details", 1),
         (KeyboardInterrupt(), "interrupted", 130),

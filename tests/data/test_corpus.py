@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from lstlm.data import Corpus, Split
+from lstlm.data import corpus as module
 from lstlm.errors import DataError
+from lstlm.sealed import SEAL, seal
 from tests.helpers import write_tiny_corpus
 
 
@@ -50,7 +52,7 @@ def edit_manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Pa
     def edit(path: Path) -> None:
         manifest = json.loads(path.read_text())
         change(manifest)
-        path.write_text(json.dumps(manifest))
+        path.write_text(seal(manifest))
 
     return edit
 
@@ -64,8 +66,8 @@ def edit_manifest(change: Callable[[dict[str, object]], object]) -> Callable[[Pa
         ("valid.ids", Path.unlink, r"valid\.ids: missing"),
         ("manifest.json", Path.unlink, r"no manifest\.json, so not a prepared corpus"),
         ("manifest.json", lambda path: path.write_text("{"), r"manifest\.json: cannot be read"),
-        ("manifest.json", lambda path: path.write_text("[1]"), r"not the manifest of a corpus"),
-        ("manifest.json", edit_manifest(lambda m: m.update(version=99)), r"format version 99, this lstlm reads 1"),
+        ("manifest.json", lambda path: path.write_text("[1]"), r"expected an object, found list"),
+        ("manifest.json", edit_manifest(lambda m: m.update(version=99)), r"format version 99, this lstlm reads 2"),
         (
             "manifest.json",
             edit_manifest(lambda m: m.pop("splits")),
@@ -97,3 +99,47 @@ def test_a_stream_must_end_with_a_sentence() -> None:
         Split.from_ids("x", np.array([3, 4], dtype=np.uint32))
     split = Split.from_ids("x", np.array([3, 2, 4, 5, 2, 6, 2], dtype=np.uint32))
     assert (split.sentences, split.single_word_sentences, split.words) == (3, 2, 4)
+
+
+def test_no_flipped_bit_of_a_manifest_goes_unseen(corpus: Corpus) -> None:
+    path = corpus.folder / "manifest.json"
+    good = path.read_bytes()
+    rng = np.random.default_rng(1)
+    for position, bit in zip(rng.integers(len(good), size=300), rng.integers(8, size=300), strict=True):
+        bad = bytearray(good)
+        bad[position] ^= 1 << bit
+        path.write_bytes(bad)
+        with pytest.raises(DataError, match="manifest"):
+            Corpus.open(corpus.folder)
+    path.write_bytes(good)
+    Corpus.open(corpus.folder)
+
+
+@pytest.mark.parametrize("name", ["sentences", "single_word_sentences", "tokens", "words"])
+@pytest.mark.parametrize("value", [-999999, 7, None, "7", 7.5])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_counts_are_counted_whatever_the_manifest_says(corpus: Corpus, name: str, value: object, sealed: bool) -> None:
+    """In a sealed manifest, and in one of a version that knew no seals."""
+    path = corpus.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"][name] = value
+    if not sealed:
+        del manifest[SEAL]
+        manifest["version"] = 1
+    path.write_text(seal(manifest) if sealed else json.dumps(manifest))
+    with pytest.raises(DataError, match=f"train: the manifest says {value!r} {name} where there are"):
+        Corpus.open(corpus.folder)
+
+
+def test_a_corpus_of_before_seals_opens(corpus: Corpus) -> None:
+    path = corpus.folder / "manifest.json"
+    manifest = {**json.loads(path.read_text()), "version": 1}
+    del manifest[SEAL]
+    path.write_text(json.dumps(manifest))
+    assert Corpus.open(corpus.folder).train.sentences == corpus.train.sentences
+
+
+def test_counting_does_not_depend_on_the_pieces(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (2, 3, 7, 1000):
+        monkeypatch.setattr(module, "_COUNTED", size)
+        Corpus.open(corpus.folder)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError
+from lstlm.sealed import seal
 from lstlm.spherical import SphericalOutput, make_loss
 from lstlm.training.run import checkpoint as module
 from lstlm.training.run.checkpoint import (
@@ -72,7 +73,7 @@ def test_truncated_and_missing_files_are_found(tmp_path: Path, name: str) -> Non
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path) / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(module._seal({**manifest, "format": 99}))
+    path.write_text(seal({**manifest, "format": 99}))
     with pytest.raises(CheckpointError, match=f"format 99, this version reads {module.FORMAT}"):
         open_checkpoint(path.parent)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from lstlm.sealed import seal
 from lstlm.training.loop.learner import Learner
-from lstlm.training.run.checkpoint import _seal, step_folders
+from lstlm.training.run.checkpoint import step_folders
 from tests.helpers import PATIENCE_S, wait_until
 from tests.training.harness import Cli, arguments, figures, fingerprint, make_corpus, status
 
@@ -152,7 +153,7 @@ def test_a_setting_that_an_older_version_lacked_has_its_default(lstlm: Cli, tmp_
     path = run / "checkpoints" / "step-00000040" / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["config"]["output"]["bias"], manifest["config"]["train"]["patience"]
-    path.write_text(_seal(manifest))
+    path.write_text(seal(manifest))
     assert "changed:" not in lstlm.ok(run, "--resume", "auto").err
     assert lstlm(run, "--resume", "auto", output__bias="false").code == 2
 

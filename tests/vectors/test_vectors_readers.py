@@ -255,3 +255,26 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         load_vectors(tmp_path / "absent.txt")
     with pytest.raises(DataError, match="neither a run nor a vector file"):
         load_vectors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (5, 7), ",  # a dictionary without an end
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (5, [7]), }",
+        b"{'descr': [], 'fortran_order': False, 'shape': (5, 7), }",
+        b"{'descr': {'a': 3}, 'fortran_order': False, 'shape': (5, 7), }",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': 'x', }",
+        b"\xff\xfe\x00",
+        b"(" * 1000,
+        b"",
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_a_header_that_python_cannot_read_is_one_line(tmp_path: Path, header: bytes, packed: bool) -> None:
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(140)
+    path = tmp_path / ("v.npy.gz" if packed else "v.npy")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    (tmp_path / "v.vocab.tsv").write_text("\n".join(WORDS) + "\n")
+    with pytest.raises(DataError, match=r"v\.npy.*: (not a readable|the header promises|holds)"):
+        load_vectors(path)

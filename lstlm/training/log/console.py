@@ -6,6 +6,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from lstlm.streams import forgiving
 from lstlm.training.loop.schedule import Budget
 
 
@@ -30,7 +31,7 @@ class Console:
     """A tqdm bar in words (so that its rate is words/s) or plain lines, whichever fits the stream."""
 
     def __init__(self, budget: Budget, words_per_step: int, *, step: int = 0, quiet: bool = False) -> None:
-        self._stream: TextIO = sys.stderr
+        self._stream: TextIO = forgiving(sys.stderr)
         self._quiet = quiet
         self._budget = budget
         self._words_per_step = words_per_step

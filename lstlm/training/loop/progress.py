@@ -50,6 +50,14 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Progress":
-        """Read counters; a name that this version does not know is left out."""
-        known = {field.name for field in fields(cls)}
+        """Read counters; a name that this version does not know is left out. ValueError where one makes no sense."""
+        known = {field.name: field for field in fields(cls)}
+        for name, field in known.items():
+            value = values.get(name, field.default)
+            if field.type is int and (type(value) is not int or value < 0):
+                raise ValueError(f"{name} is {value!r}, not a count")
+            if field.type is float and (type(value) not in (int, float) or not math.isfinite(value)):
+                raise ValueError(f"{name} is {value!r}, not a number")
+            if field.type not in (int, float) and type(value) not in (int, float, type(None)):
+                raise ValueError(f"{name} is {value!r}, not a number or null")
         return cls(**{name: value for name, value in values.items() if name in known})

@@ -41,7 +41,7 @@ class Votes:
     def mine(self) -> float:
         """Return this rank's vote."""
         number = self._received()
-        return 0.0 if number is None else _TERM if number == signal.SIGTERM else 1.0
+        return 0.0 if number is None else 1.0 if number == signal.SIGINT else _TERM
 
     def count(self, total: float) -> None:
         """Take in the sum of all votes."""

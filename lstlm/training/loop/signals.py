@@ -1,15 +1,18 @@
-"""SIGINT and SIGTERM: the first asks for a clean stop, the second stops at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first asks for a clean stop, the second stops at once."""
 
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupts:
-    """While entered, remembers the first SIGINT or SIGTERM in `received`; a second one ends the process.
+    """While entered, remembers the first SIGINT, SIGTERM or SIGHUP in `received`; a second one ends the process.
 
     The handler only sets a number, so no write to disk is ever cut in two by it. Outside the main thread, where Python
     allows no handlers, it does nothing.
@@ -25,12 +28,16 @@ class Interrupts:
         self.received = number
         name = signal.Signals(number).name
         # os.write, not print: a handler may interrupt a print that holds the lock of the buffer.
-        os.write(2, f"\n{name}: finishing the step and saving; a second signal exits at once\n".encode())
+        with suppress(OSError):  # the terminal may be what has gone
+            os.write(2, f"\n{name}: finishing the step and saving; a second signal exits at once\n".encode())
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            sys.stderr.flush()
-            for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(OSError, AttributeError):
+                sys.stderr.flush()
+            for number in _STOPPING:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -16,7 +16,7 @@ from lstlm.training.loop.progress import Progress
 from lstlm.training.loop.schedule import Budget, decay_factor, warmup_factor
 from lstlm.training.loop.validate import Interrupted, Validator
 from lstlm.training.run.background import CheckpointWriter
-from lstlm.training.run.checkpoint import Checkpoint, newest_valid, step_folders
+from lstlm.training.run.checkpoint import Checkpoint, newest_valid, step_folders, understood
 from lstlm.training.run.folders import CHECKPOINTS
 
 
@@ -151,10 +151,13 @@ class Trainer:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Return to a checkpoint: tensors, position in the data and counters."""
-        counters = checkpoint.json("counters.json")
-        self.learner.load(checkpoint, counters["examples"])
-        self.progress = Progress.from_dict(counters["progress"])
-        self.figures = dict(counters["figures"])
+        with understood(checkpoint):
+            counters = checkpoint.json("counters.json")
+            self.learner.load(checkpoint, counters["examples"])
+            self.progress = Progress.from_dict(counters["progress"])
+            self.figures = dict(counters["figures"])
+            if self.progress.step != checkpoint.step:
+                raise ValueError(f"counters of step {self.progress.step}")
         self._unsaved, self._saved_elapsed = False, self.progress.elapsed
         self._begin_interval()
 

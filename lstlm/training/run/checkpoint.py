@@ -10,8 +10,6 @@ are read with `weights_only=True`: a pickle that wants to run code is refused.
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import pickle
 import shutil
@@ -22,7 +20,8 @@ from typing import Any
 
 import torch
 
-from lstlm.errors import CheckpointError, LstlmError
+from lstlm.errors import CheckpointError, LstlmError, is_out_of_memory
+from lstlm.sealed import is_sealed, read_document, seal
 from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic, sha256_of
 
 FORMAT = 3
@@ -58,15 +57,25 @@ class Checkpoint:
 
     def json(self, name: str) -> dict[str, Any]:
         """Read a small JSON file of the checkpoint."""
-        value: dict[str, Any] = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        return value
+        try:
+            return read_document((self.folder / name).read_bytes())
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{self.folder / name}: cannot be read ({error})") from error
 
 
-def _seal(manifest: Mapping[str, Any]) -> str:
-    """Return the one text of a manifest: sorted keys, and a hash of all other entries."""
-    body = {key: manifest[key] for key in manifest if key != "manifest_sha256"}
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**body, "manifest_sha256": digest}, indent=1, sort_keys=True) + "\n"
+@contextlib.contextmanager
+def understood(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn whatever well-sealed nonsense in a checkpoint leads to into one line that names it."""
+    try:
+        yield
+    except LstlmError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        where = f"{checkpoint.folder}: not damaged, but what it says makes no sense here ({reason})"
+        raise CheckpointError(f"{where}; was it written by another version?") from error
 
 
 def write_files(folder: Path, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -118,7 +127,8 @@ def begin_folder(root: Path, step: int) -> Path:
     """Make the temporary folder that a checkpoint is written in."""
     temporary = root / f"{_TEMPORARY}{step:08d}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    root.mkdir(exist_ok=True)  # not its parents: whoever has removed the run folder meanwhile did not want it back
+    temporary.mkdir()
     return temporary
 
 
@@ -126,7 +136,7 @@ def finish_folder(temporary: Path, step: int, files: Mapping[str, Any], facts: M
     """Seal the files in `temporary` with a manifest, give the folder its name and point `last` at it."""
     root, final = temporary.parent, temporary.with_name(f"{_PREFIX}{step:08d}")
     with HashingWriter(temporary / MANIFEST) as stream:
-        stream.write(_seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
+        stream.write(seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
     fsync_folder(temporary)
     _move_aside(final)
     os.rename(temporary, final)
@@ -158,7 +168,11 @@ def write_failure(error: BaseException, path: Path, survivor: str | None) -> Lst
     if cause is None:
         return LstlmError(f"{path}: could not be written ({error})")
     left = f"the last good checkpoint is {survivor}" if survivor else "no checkpoint exists yet"
-    remedy = "make room (or lower train.keep_checkpoints)" if cause.errno == errno.ENOSPC else "mend the cause"
+    remedies = {
+        errno.ENOSPC: "make room (or lower train.keep_checkpoints)",
+        errno.ENOENT: "if the run folder was removed or renamed during training, put it back",
+    }
+    remedy = remedies.get(cause.errno or 0, "mend the cause")
     return LstlmError(f"{path}: {cause.strerror or cause}; {left}; {remedy}, then continue with --resume auto")
 
 
@@ -219,16 +233,29 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {MANIFEST}: not a checkpoint, or its writing was cut off")
     try:
-        text = path.read_bytes().decode()
-        manifest: dict[str, Any] = json.loads(text)
-        sealed = _seal(manifest)
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        data = path.read_bytes()
+        manifest = read_document(data)
+        whole = is_sealed(manifest, data)
+    except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from error
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {manifest.get('format')!r}, this version reads {FORMAT}")
-    if sealed != text:
+    if not whole:
         raise CheckpointError(f"{path}: damaged: its own hash does not match")
+    with understood(Checkpoint(folder, manifest)):
+        _check_entries(manifest)
     return manifest
+
+
+def _check_entries(manifest: Mapping[str, Any]) -> None:
+    """Raise unless the step is a number and every file a plain name with its size and hash."""
+    if type(manifest["step"]) is not int or manifest["step"] < 0:
+        raise ValueError(f"step {manifest['step']!r}")
+    for name, record in manifest["files"].items():
+        if name in ("", ".", "..") or Path(name).name != name:
+            raise ValueError(f"a file called {name!r}")
+        if type(record["bytes"]) is not int or not isinstance(record["sha256"], str):
+            raise ValueError(f"the record of {name} is {record!r}")
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -22,12 +23,18 @@ def fsync_folder(folder: Path) -> None:
 
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace `path` by `text` in one rename; with `durable` also after a power cut (one fsync)."""
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Give a temporary name to write to, which becomes `path` in one rename when all went well."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            if durable:
-                stream.flush()
+        yield temporary
+        if durable:
+            with open(temporary, "rb") as stream:
                 os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:

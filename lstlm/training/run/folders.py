@@ -55,8 +55,11 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
     if not resuming and names.isdisjoint(_MARKS) and (other := sorted(names & _RUN_NAMES)):
         why = f"it holds {other[0]}, which would be lost, and no {' or '.join(_MARKS)}"
         raise ConfigError(f"--run {folder}: --force starts runs anew, and this is none: {why}; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 - open is held
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / _LOCK, "a", encoding="utf-8")  # noqa: SIM115 - open is held
+    except OSError as error:
+        raise ConfigError(f"--run {folder}: cannot be written ({error.strerror}); choose another folder") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -13,21 +13,30 @@ from lstlm import environment
 from lstlm.config import Config, dump_config, load_config
 from lstlm.data import Corpus, Vocabulary
 from lstlm.data.tokenise import TextOptions
-from lstlm.errors import CheckpointError
+from lstlm.errors import CheckpointError, ConfigError
 from lstlm.nn.network import Network
-from lstlm.training.run.checkpoint import MANIFEST, Checkpoint, newest_valid, open_checkpoint, step_folders
-from lstlm.training.run.files import write_atomic, write_json
+from lstlm.training.run.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    newest_valid,
+    open_checkpoint,
+    step_folders,
+    understood,
+)
+from lstlm.training.run.files import replacing, sha256_of, write_atomic, write_json
 from lstlm.training.run.folders import CHECKPOINTS
 from lstlm.training.run.origin import read_origin, write_origin
 from lstlm.training.run.shards import load_network
 
 
 def describe(folder: Path, config: Config, corpus: Corpus, device: torch.device) -> None:
-    """Write config.yaml, corpus.json, vocab.tsv (once) and environment.json."""
+    """Write config.yaml, corpus.json, environment.json, and vocab.tsv unless the corpus's is there already."""
     write_atomic(folder / "config.yaml", dump_config(config))
     write_origin(folder, corpus)
-    if not (folder / "vocab.tsv").is_file():
-        corpus.vocabulary.write(folder / "vocab.tsv")
+    words = folder / "vocab.tsv"
+    if not words.is_file() or sha256_of(words) != corpus.vocabulary.hash:
+        with replacing(words) as temporary:
+            corpus.vocabulary.write(temporary)
     facts = {**environment.describe(), "device": str(device), "command": sys.argv, "folder": os.getcwd()}
     write_json(folder / "environment.json", facts)
 
@@ -68,16 +77,20 @@ def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedR
     """Load the last checkpoint of a run folder, or the checkpoint at `path`; the network is in evaluation mode."""
     checkpoint = checkpoint_for(Path(path))
     folder = checkpoint.folder.parent.parent
-    config = load_config(checkpoint.folder / "config.yaml")
+    try:
+        config = load_config(checkpoint.folder / "config.yaml")
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
     vocabulary = Vocabulary.read(folder / "vocab.tsv")
-    if vocabulary.hash != checkpoint.manifest["vocabulary_sha256"]:
+    if vocabulary.hash != checkpoint.manifest.get("vocabulary_sha256"):
         raise CheckpointError(
             f"{folder / 'vocab.tsv'}: not the vocabulary that {checkpoint.folder.name} was trained with"
         )
     place = torch.device(device)
     generator = torch.Generator(device=place).manual_seed(config.train.seed)
-    network = Network(config, vocabulary.counts, device=place, generator=generator)
-    load_network(network, checkpoint)
+    with understood(checkpoint):
+        network = Network(config, vocabulary.counts, device=place, generator=generator)
+        load_network(network, checkpoint)
     network.eval()
     origin = read_origin(folder)
     # a corpus without capitals was lowered before it came to us

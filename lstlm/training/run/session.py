@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -24,7 +25,7 @@ from lstlm.training.loop.schedule import Budget
 from lstlm.training.loop.signals import Interrupts
 from lstlm.training.loop.trainer import Trainer
 from lstlm.training.loop.validate import Scorer, Validator
-from lstlm.training.run.checkpoint import newest_name, reopen, write_failure
+from lstlm.training.run.checkpoint import newest_name, reopen, understood, write_failure
 from lstlm.training.run.folders import CHECKPOINTS, claim
 from lstlm.training.run.resume import changed_settings, choose_checkpoint
 from lstlm.training.run.saved import describe
@@ -92,7 +93,9 @@ def train(
         try:
             return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer, ranks, now))
         except OSError as error:
-            raise write_failure(error, Path(error.filename or folder), newest_name(folder / CHECKPOINTS)) from error
+            name = error.filename  # TensorBoard's are bytes
+            where = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else folder
+            raise write_failure(error, where, newest_name(folder / CHECKPOINTS)) from error
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,14 @@ def _begin(config: Config, folder: Path, corpus: Corpus, options: _Options) -> t
     """Choose and check the checkpoint to continue from, and describe the run; return its folder and remarks."""
     checkpoint, notes = choose_checkpoint(folder, options.resume, force=options.force)
     if checkpoint is not None:
-        changes = changed_settings(checkpoint, config, corpus.vocabulary)
+        with understood(checkpoint):
+            changes = changed_settings(checkpoint, config, corpus.vocabulary)
+            threads_then, before = int(checkpoint.manifest["threads"]), world_of(checkpoint)
         notes += [f"continuing from {checkpoint.folder}", *(f"changed: {change}" for change in changes)]
-        if checkpoint.manifest["threads"] != torch.get_num_threads():
-            threads = f"{checkpoint.manifest['threads']} threads then, {torch.get_num_threads()} now"
-            notes.append(
-                f"{threads}: the last bits may differ; --threads {checkpoint.manifest['threads']} repeats them"
-            )
-        world, before = 1 if options.ranks is None else options.ranks.world, world_of(checkpoint)
+        if threads_then != torch.get_num_threads():
+            threads = f"{threads_then} threads then, {torch.get_num_threads()} now"
+            notes.append(f"{threads}: the last bits may differ; --threads {threads_then} repeats them")
+        world = 1 if options.ranks is None else options.ranks.world
         if world != before:
             examples = config.train.batch_size * world
             notes.append(f"{before} ranks then, {world} now: a step takes {examples} examples, {world} × batch_size")

@@ -1,0 +1,31 @@
+"""JSON documents that carry a hash of themselves: any change to one, of a single bit, is found when it is read."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SEAL = "manifest_sha256"
+
+
+def seal(document: Mapping[str, Any]) -> str:
+    """Return the one text of a document: sorted keys, and a hash of all other entries."""
+    body = {key: document[key] for key in document if key != SEAL}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, SEAL: digest}, indent=1, sort_keys=True) + "\n"
+
+
+def read_document(data: bytes) -> dict[str, Any]:
+    """Return a document without a look at its seal; ValueError where the data is no JSON object."""
+    try:
+        document = json.loads(data.decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"expected an object, found {type(document).__name__}")
+    return document
+
+
+def is_sealed(document: Mapping[str, Any], data: bytes) -> bool:
+    """Say whether `data` is the one text of the document that was read from it."""
+    return seal(document).encode() == data
