@@ -32,6 +32,7 @@ HELD_OUT = 0.005
 _BYTES_A_WORD = 13.5  # of text, of ids and of ids that are not final yet
 _STEPS_RESUMED = 20
 _FINISHED = "time/checkpoint_finished_s"
+_TRAINING, _CPU = "progress/train_s", "progress/cpu_s"
 _GIB = 2**30
 
 
@@ -176,15 +177,16 @@ def figures(entries: Sequence[dict[str, Any]]) -> Record:
     """Return what a run's metrics tell: rates, seconds of evaluations, and how long checkpoints held training up.
 
     `words_per_s` counts everything, evaluations and checkpoints too; the rates of the first and the last minute
-    (the first and last third of a shorter run) count the steps between.
+    (the first and last third of a shorter run) count the steps between. On a machine that others use too, those by the
+    process's own CPU seconds, all its threads counted, say more.
     """
-    logged = [entry for entry in entries if "progress/train_s" in entry]
+    logged = [entry for entry in entries if _TRAINING in entry]
     if len(logged) < 2:
         raise LstlmError("too few steps to measure: give more --minutes, or a smaller train.log_every with --set")
     begin, end = logged[0], logged[-1]
-    window = min(60.0, end["progress/train_s"] / 3)
-    first = [e for e in logged if e["progress/train_s"] <= begin["progress/train_s"] + window]
-    last = [e for e in logged if e["progress/train_s"] >= end["progress/train_s"] - window]
+    window = min(60.0, end[_TRAINING] / 3)
+    first = [e for e in logged if e[_TRAINING] <= begin[_TRAINING] + window]
+    last = [e for e in logged if e[_TRAINING] >= end[_TRAINING] - window]
     epoch_words = end["progress/words"] / end["progress/epoch"]
     words_per_s = end["progress/words"] / end["progress/elapsed_s"]
     halts = [entry["time/checkpoint_s"] for entry in entries if "time/checkpoint_s" in entry]
@@ -192,10 +194,13 @@ def figures(entries: Sequence[dict[str, Any]]) -> Record:
         "steps": end["step"],
         "minutes": end["progress/elapsed_s"] / 60,
         "words_per_s": words_per_s,
-        "words_per_s_first": _rate(first or logged),
+        "words_per_s_first": _rate(first),
         "words_per_s_last": _rate(last),
+        "words_per_cpu_s_first": _rate(first, _CPU),
+        "words_per_cpu_s_last": _rate(last, _CPU),
         "epoch_words": round(epoch_words),
         "epoch_hours": epoch_words / words_per_s / 3600,
+        "epoch_cpu_hours": epoch_words / _rate(logged, _CPU) / 3600,
         "eval_s": _median([entry["time/eval_s"] for entry in entries if "time/eval_s" in entry]),
         "checkpoints": len(halts),
         "halt_first_s": halts[0],
@@ -205,10 +210,10 @@ def figures(entries: Sequence[dict[str, Any]]) -> Record:
     }
 
 
-def _rate(logged: Sequence[dict[str, Any]]) -> float:
-    """Return the words a second of training between the first and the last line."""
+def _rate(logged: Sequence[dict[str, Any]], clock: str = _TRAINING) -> float:
+    """Return the words a second between the first and the last line, by the clock of training or of the processor."""
     first, last = logged[0], logged[-1]
-    seconds = last["progress/train_s"] - first["progress/train_s"]
+    seconds = last[clock] - first[clock]
     return float((last["progress/words"] - first["progress/words"]) / seconds) if seconds > 0 else float("nan")
 
 
@@ -244,7 +249,10 @@ def markdown(records: Sequence[Record]) -> str:
         ("words/s, everything counted", lambda r: r["words_per_s"]),
         ("words/s of steps, first minute", lambda r: r["words_per_s_first"]),
         ("words/s of steps, last minute", lambda r: r["words_per_s_last"]),
+        ("words a CPU second, first minute", lambda r: r["words_per_cpu_s_first"]),
+        ("words a CPU second, last minute", lambda r: r["words_per_cpu_s_last"]),
         ("hours an epoch", lambda r: r["epoch_hours"]),
+        ("CPU hours an epoch", lambda r: r["epoch_cpu_hours"]),
         ("memory at its peak, GiB", _gib("own_bytes")),
         ("… with mapped files", _gib("own_bytes", "mapped_bytes")),
         ("checkpoint, GiB", _gib("checkpoint_bytes")),

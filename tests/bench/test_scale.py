@@ -84,7 +84,7 @@ def test_memory_is_that_of_a_process_and_its_children() -> None:
 
 
 def entry(step: int, seconds: float, **more: float) -> dict[str, float]:
-    clocks = {"progress/elapsed_s": 2 * seconds, "progress/train_s": seconds}
+    clocks = {"progress/elapsed_s": 2 * seconds, "progress/train_s": seconds, "progress/cpu_s": 5 + seconds / 2}
     return {"step": step, "progress/words": 10 * step, "progress/epoch": step / 1000, **clocks, **more}
 
 
@@ -96,6 +96,8 @@ def test_rates_are_of_steps_at_the_ends_and_of_everything_on_the_whole() -> None
     entries += [{"step": 50, "time/checkpoint_s": 1.0}, {"step": 90, "time/checkpoint_s": 3.0, "time/eval_s": 7.0}]
     found = scale.figures(entries)
     assert found["words_per_s_first"] == pytest.approx(200) and found["words_per_s_last"] == pytest.approx(100)
+    assert found["words_per_cpu_s_first"] == pytest.approx(400) and found["words_per_cpu_s_last"] == pytest.approx(200)
+    assert found["epoch_cpu_hours"] == pytest.approx(10_000 / (40_000 / 150) / 3600)
     assert found["words_per_s"] == pytest.approx(40_000 / 600) and found["epoch_words"] == 10_000
     assert (found["halt_first_s"], found["halt_s"], found["halt_longest_s"]) == (9.0, 2.0, 3.0)
     assert found["eval_s"] == 7.0 and found["background_s"] is None

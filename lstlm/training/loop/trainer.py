@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from lstlm.config import Config, dump_config
@@ -230,6 +230,7 @@ class Trainer:
             "progress/epoch": self.progress.step / self.learner.examples.batches_per_epoch,
             "progress/words": self.progress.words,
             "progress/elapsed_s": elapsed,
+            "progress/cpu_s": process_time(),  # of this process: what is left of the clock on a machine that others use
             "progress/train_s": elapsed - self.progress.aside + self.learner.seconds_before,
             "optim/lr_scale": self._lr_scale(),
             "throughput/words_per_s": self.words_per_second,
