@@ -74,13 +74,14 @@ class Run:
         return word_vectors(self.network, self.vocabulary.words, which, self.vocabulary.counts.tolist())
 
     def most_similar(
-        self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10
+        self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10, *, oov: bool = False
     ) -> list[tuple[str, float]]:
         """Return the k words nearest to a word, or to a sum and difference of words, with their cosines.
 
-        king − man + woman is `most_similar(positive=["king", "woman"], negative=["man"])`.
+        king − man + woman is `most_similar(positive=["king", "woman"], negative=["man"])`. With `oov`, a word that has
+        no vector is given one by its spelling.
         """
-        return self.vectors.most_similar(positive, negative, k)
+        return self.vectors.most_similar(positive, negative, k, oov=oov)
 
     def predict(self, text: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the k likeliest next words with their probabilities, or with scores where the loss has none."""

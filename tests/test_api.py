@@ -115,6 +115,7 @@ def test_an_unknown_word_is_a_key_error_and_a_value_error(run: lstlm.Run) -> Non
             ask()
         assert isinstance(caught.value, ValueError) and isinstance(caught.value, lstlm.UnknownWord)
         assert str(caught.value).startswith("'w1x' has no vector; near spellings: w1")
+    assert len(run.most_similar("w1x", k=2, oov=True)) == 2
     with pytest.raises(lstlm.ConfigError, match="no word was given"):
         run.most_similar([])
 

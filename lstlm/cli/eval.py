@@ -11,6 +11,7 @@ from lstlm.cli.loading import (
     case_option,
     is_run,
     json_option,
+    oov_option,
     open_vectors,
     source_argument,
     table,
@@ -62,6 +63,7 @@ Example:
 @pairs_option
 @click.option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
 @click.option("--by-pos", is_flag=True, help="Also for adjectives, nouns and verbs apart.")
+@oov_option
 @which_option
 @case_option
 @resamples_option
@@ -99,6 +101,7 @@ Example:
 @source_argument()
 @pairs_option
 @click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names.")
+@oov_option
 @which_option
 @case_option
 @resamples_option
@@ -126,7 +129,14 @@ def _similarity(dataset: str, source: Path, path: Path, as_json: bool, options: 
         raise ConfigError(f"--by-pos: {path} does not name parts of speech; use the official 10-column SimLex-999.txt")
     wanted = {word for pair in pairs for word in (pair.first, pair.second)}
     case = options["case"]
-    vectors = open_vectors(source, options["which"], words=wanted, case=case, vocabulary=options["vocabulary"])
+    needed = None if options["oov"] else wanted  # n-grams are fitted to all words
+    vectors = open_vectors(source, options["which"], words=needed, case=case, vocabulary=options["vocabulary"])
+    guessed = 0
+    if options["oov"]:
+        known = vectors.without_empty()
+        vectors = known.with_words(sorted(wanted), case)
+        guessed = len(vectors) - len(known)
+        say(f"{guessed} of the {len(wanted)} words have no vector and get one by their spelling")
     how = {"case": case, "resamples": options["resamples"], "seed": options["seed"]}
     result = evaluate_pairs(vectors, pairs, **how)
     parts = evaluate_by_pos(vectors, pairs, **how) if options["by_pos"] else {}
@@ -136,6 +146,7 @@ def _similarity(dataset: str, source: Path, path: Path, as_json: bool, options: 
     if as_json:
         which = (options["which"] or "input") if is_run(source) else None
         document = {"dataset": dataset, **result.to_dict(), "which": which, "case": case, "file": str(path)}
+        document |= {"guessed": guessed} if options["oov"] else {}
         if parts:
             document["by_pos"] = {name: part.to_dict() for name, part in parts.items()}
         print_json(document)

@@ -33,6 +33,12 @@ Then:
 @click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file or folder to write.")
 @which_option
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first, most frequent, so many words.")
+@click.option(
+    "--oov",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Words, one a line: those without a vector get one by their spelling, after all others.",
+)
 @click.option("--force", is_flag=True, help="Write over what is there.")
 @vocab_option
 @json_option
@@ -42,6 +48,7 @@ def command(
     target: Path,
     which: str | None,
     limit: int | None,
+    oov: Path | None,
     force: bool,
     vocabulary: Path | None,
     as_json: bool,
@@ -65,6 +72,9 @@ def command(
     if limit is not None:
         counts = None if vectors.counts is None else vectors.counts[:limit]
         vectors = Vectors(vectors.words[:limit], vectors.matrix[:limit], counts)
+    if oov is not None:
+        known, vectors = vectors, vectors.with_words(_read_words(oov), "exact")
+        say(f"{len(vectors) - len(known)} words of {oov} have no vector and get one by their spelling")
     written = WRITERS[form](vectors, target)
     if as_json:
         files = [str(path) for path in written]
@@ -74,3 +84,12 @@ def command(
         click.echo(str(path))
     empty = f"; {left_out} words without a vector left out" if left_out else ""
     say(f"{len(vectors)} vectors of length {vectors.dim}{empty}")
+
+
+def _read_words(path: Path) -> list[str]:
+    """Return the words of a list, one a line; what follows a tab or a blank (a count) is ignored."""
+    from lstlm.vectors.readers import decode_word, open_bytes
+
+    with open_bytes(path) as stream:
+        lines = [(number, line.split()) for number, line in enumerate(stream, 1)]
+    return [decode_word(fields[0], path, f"line {number}") for number, fields in lines if fields]

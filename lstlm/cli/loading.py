@@ -36,6 +36,11 @@ case_option = click.option(
 )
 
 
+oov_option = click.option(
+    "--oov", is_flag=True, help="Give words without a vector one by their spelling (character n-grams)."
+)
+
+
 def source_argument(
     name: str = "source", metavar: str = "RUN_OR_VECTORS"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lstlm.cli.common import print_json, say
-from lstlm.cli.loading import json_option, open_vectors, queries, source_argument, table, vocab_option, which_option
+from lstlm.cli.loading import (
+    json_option,
+    oov_option,
+    open_vectors,
+    queries,
+    source_argument,
+    table,
+    vocab_option,
+    which_option,
+)
 from lstlm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,11 +64,18 @@ def read_queries(tokens: Sequence[str]) -> list[Query]:
 @source_argument(metavar="VECTORS")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Neighbours to list.")
+@oov_option
 @which_option
 @vocab_option
 @json_option
 def command(
-    source: Path, words: tuple[str, ...], count: int, which: str | None, vocabulary: Path | None, as_json: bool
+    source: Path,
+    words: tuple[str, ...],
+    count: int,
+    oov: bool,
+    which: str | None,
+    vocabulary: Path | None,
+    as_json: bool,
 ) -> None:
     """List the words whose vectors have the highest cosine with that of WORD.
 
@@ -75,7 +91,7 @@ def command(
     failed = False
     for query in asked or _from_stdin(vectors):
         try:
-            answer = _answer(vectors, query, count)
+            answer = _answer(vectors, query, count, oov)
         except ConfigError as error:
             if not several:
                 raise
@@ -98,14 +114,16 @@ def _from_stdin(vectors: "Vectors") -> Iterator[Query]:
         yield from [Query([line], text=line)] if line in vectors else read_queries(line.split())
 
 
-def _answer(vectors: "Vectors", query: Query, count: int) -> dict[str, Any]:
-    found = {word: vectors.words[vectors.find(word)] for word in (*query.positive, *query.negative)}
-    for word, instead in found.items():
-        if word != instead:
-            say(f"{word!r} has no vector; using {instead!r}")
+def _answer(vectors: "Vectors", query: Query, count: int, oov: bool) -> dict[str, Any]:
+    found: dict[str, str] = {}
+    for word in (*query.positive, *query.negative):
+        guessed = oov and vectors.row(word, "prefer") is None
+        found[word] = instead = word if guessed else vectors.words[vectors.find(word)]
+        if guessed or word != instead:
+            say(f"{word!r} has no vector; using {'its spelling' if guessed else repr(instead)}")
     positive, negative = ([found[word] for word in words] for words in (query.positive, query.negative))
     asked = {"positive": positive, "negative": negative} if len(found) > 1 else {"word": positive[0]}
-    neighbours = vectors.most_similar(positive, negative, k=count)
+    neighbours = vectors.most_similar(positive, negative, k=count, oov=oov)
     return {
         "query": query.text,
         **asked,

@@ -1,8 +1,10 @@
 """Word vectors: one class for a trained run's table and for any vector file; look-up, cosine, nearest neighbours."""
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +13,14 @@ from lstlm.vectors.npy import is_npy, read_npy
 from lstlm.vectors.readers import Keep, Matrix, read_rows
 from lstlm.vectors.spelling import near_spellings
 
+if TYPE_CHECKING:
+    from lstlm.vectors.subwords import Subwords
+
 CASE_RULES = ("fold", "prefer", "exact")
 _CACHED_BYTES = 1 << 20  # rows that stay in a core's cache between the product and the norms
 _SCORES = 1 << 20  # scores held before the best of them are picked
 _FEW_QUERIES = 4
+MOST_WORDS = 50_000  # rows that n-grams are fitted to: more would cost memory, half a million n-grams for 100,000 words
 
 
 class Vectors:
@@ -86,6 +92,48 @@ class Vectors:
         """Near spellings of an unknown word."""
         return near_spellings(word, self.index, limit)
 
+    @cached_property
+    def subwords(self) -> "Subwords":
+        """Vectors of character n-grams, fitted to these words: what a spelling tells of a word without a vector."""
+        from lstlm.vectors.subwords import Subwords
+
+        return Subwords(self._frequent.words, unit_rows(self._frequent.matrix))
+
+    def guess(self, word: str) -> Matrix:
+        """A vector (d,) for a word that has none, of length 1, by its spelling; UnknownWord if that tells nothing."""
+        found = self.subwords.vector(word if self._has_capitals else word.lower())
+        if found is None:
+            raise UnknownWord(f"{word!r} has no vector, and no part of it is in any word that has one")
+        (unit,) = unit_rows(found[None])
+        return np.asarray(unit)
+
+    @cached_property
+    def _frequent(self) -> "Vectors":
+        """The first words that have a vector: what n-grams are fitted to."""
+        first = np.asarray(self.matrix[:MOST_WORDS], dtype=np.float32)
+        return Vectors(self.words[:MOST_WORDS], first).without_empty()
+
+    @cached_property
+    def _has_capitals(self) -> bool:
+        return any(word != word.lower() for word in self.words)
+
+    def with_words(self, words: Iterable[str], case: str = "prefer") -> "Vectors":
+        """These vectors and, after them, a guess for each given word that has none, as long as the others on average.
+
+        Words whose spelling tells nothing are left out.
+        """
+        guesses: dict[str, Matrix] = {}
+        for word in dict.fromkeys(words):
+            if self.row(word, case) is None:
+                with suppress(UnknownWord):
+                    guesses[word] = self.guess(word)
+        if not guesses:
+            return self
+        rows = np.stack(list(guesses.values())) * np.linalg.norm(self._frequent.matrix, axis=1).mean()
+        counts = None if self.counts is None else [*self.counts, *[0] * len(guesses)]
+        matrix = np.concatenate([self.matrix, rows.astype(self.matrix.dtype)])
+        return Vectors([*self.words, *guesses], matrix, counts)
+
     def without_empty(self) -> "Vectors":
         """Only the words that have a vector: a row of zeros, as of <s> in a corpus, stands for none."""
         kept = np.flatnonzero(np.asarray(self.matrix).any(axis=1)).tolist()
@@ -104,19 +152,27 @@ class Vectors:
         return cosines
 
     def most_similar(
-        self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10
+        self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10, *, oov: bool = False
     ) -> list[tuple[str, float]]:
         """The k words of highest cosine to Σ positive − Σ negative, each word's vector scaled to length 1 first.
 
-        The words asked about are left out. A word is taken as it is written, else without regard to case.
+        The words asked about are left out. A word is taken as it is written, else without regard to case; with `oov`,
+        one that has no vector is given one by its spelling.
         """
         added, taken = ([words] if isinstance(words, str) else list(words) for words in (positive, negative))
-        rows = [self.find(word) for word in (*added, *taken)]
-        if not rows:
+        asked = [*added, *taken]
+        if not asked:
             raise ConfigError("most_similar: no word was given; name at least one")
-        signs = np.repeat([1.0, -1.0], [len(added), len(taken)]).astype(np.float32)
-        query = signs @ unit_rows(np.asarray(self.matrix[rows], dtype=np.float32))
-        scores, ids = nearest(self.matrix, query[None], k + len(set(rows)))
+        known = {word: self.find(word) for word in asked if not oov or self.row(word, "prefer") is not None}
+        rows = set(known.values())
+        units = [
+            unit_rows(np.asarray(self.matrix[[known[word]]], dtype=np.float32))[0]
+            if word in known
+            else self.guess(word)
+            for word in asked
+        ]
+        query = np.repeat([1.0, -1.0], [len(added), len(taken)]).astype(np.float32) @ np.stack(units)
+        scores, ids = nearest(self.matrix, query[None], k + len(rows))
         found = zip(ids[0].tolist(), scores[0].tolist(), strict=True)
         return [(self.words[row], score) for row, score in found if row not in rows][:k]
 

@@ -183,3 +183,18 @@ def test_download_failure_is_one_clear_line(
     done = lstlm("eval", "simlex", run_z, "--download")
     assert done.code == 3
     assert "the download failed (no route to host)" in done.err
+
+
+def test_oov_words_are_scored_by_their_spelling(lstlm: Call, run_z: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "rare.txt"
+    pairs.write_text("old new 1\nsmart harder 5\nwives husbands 3\ngo Ш 2\n")
+    before = lstlm("eval", "wordsim", run_z, "--pairs", pairs, "--json").json()
+    assert (before["pairs_used"], "guessed" in before) == (1, False)
+    done = lstlm("eval", "wordsim", run_z, "--pairs", pairs, "--oov", "--json")
+    after = done.json()
+    assert (after["pairs_used"], after["guessed"], after["oov"]) == (3, 3, ["Ш"])
+    assert "3 of the 8 words have no vector and get one by their spelling" in done.err
+    exported = tmp_path / "v.txt"
+    assert lstlm("export", run_z, "--format", "word2vec", "--out", exported).code == 0
+    same = lstlm("eval", "wordsim", exported, "--pairs", pairs, "--oov", "--json").json()
+    assert same["spearman"] == pytest.approx(after["spearman"], abs=1e-6)

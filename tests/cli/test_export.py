@@ -95,3 +95,14 @@ def test_refusals(lstlm: Call, run_window: Path, tmp_path: Path) -> None:
     done = lstlm("export", run_window, "--format", "word2vec", "--out", tmp_path / "file" / "v")
     assert (done.code, done.err.count("\n"), "cannot be written" in done.err) == (1, 1, True)
     assert lstlm("export", run_window, "--format", "onnx", "--out", tmp_path / "v").code == 2
+
+
+def test_oov_words_follow_the_others(lstlm: Call, run_z: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("husbands 12\nold\n\nШ\n")
+    done = lstlm("export", run_z, "--format", "word2vec", "--out", tmp_path / "v.txt", "--oov", words, "--limit", 20)
+    assert done.code == 0 and f"1 words of {words} have no vector and get one by their spelling" in done.err
+    back = load_vectors(tmp_path / "v.txt")
+    assert (len(back), back.words[-1]) == (21, "husbands")
+    done = lstlm("export", run_z, "--format", "word2vec", "--out", tmp_path / "w.txt", "--oov", tmp_path / "absent")
+    assert (done.code, (tmp_path / "w.txt").exists()) == (3, False)

@@ -132,3 +132,15 @@ def test_damaged_files_leave_with_3_and_one_line(lstlm: Call, tmp_path: Path) ->
     done = lstlm("nn", path, "king")
     assert (done.code, done.out, done.err.count("\n")) == (3, "", 1)
     assert "Traceback" not in done.err
+
+
+def test_oov_answers_by_spelling(lstlm: Call, vectors: Path) -> None:
+    vectors.write_text("3 2\nking 1 0\nqueen -0.5 0.9\nwater -0.5 -0.9\n")
+    done = lstlm("nn", vectors, "kingly", "-k", 1, "--oov")
+    assert (done.code, done.out.split()[0]) == (0, "king")
+    assert done.err == "'kingly' has no vector; using its spelling\n"
+    done = lstlm("nn", vectors, "kingly", "-", "king", "+", "water", "--oov", "--json")
+    assert done.json()["queries"][0]["positive"] == ["kingly", "water"]
+    assert lstlm("nn", vectors, "kingly").code == 2
+    done = lstlm("nn", vectors, "xyzzy", "--oov")
+    assert (done.code, "no part of it is in any word" in done.err) == (2, True)
