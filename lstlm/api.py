@@ -155,7 +155,7 @@ class Run:
 
 def load(path: str | Path, *, device: str = "cpu") -> Run:
     """Load the last checkpoint of a run folder, or the checkpoint at `path`."""
-    return Run(load_run(Path(path), device=use_device(device, None)))
+    return Run(load_run(Path(path), device=use_device(device)))
 
 
 def prepare(
@@ -218,7 +218,7 @@ def train(
     resume    "auto" continues the run from its newest checkpoint; a path, from that one
     force     start anew in a folder that holds a run
     device    where to compute: "cpu", "cuda", "cuda:1", …
-    threads   how many threads; None leaves torch's number
+    threads   how many threads; None for as many as a step is worth
     quiet     nothing on stderr
 
     Ctrl-C finishes the step, saves, and then raises KeyboardInterrupt; `resume="auto"` goes on from there.
@@ -228,8 +228,8 @@ def train(
         changes["data.dir"] = str(data.folder if isinstance(data, Corpus) else data)
     chosen, name = _config(config, [f"{key}={_yaml(value)}" for key, value in changes.items()])
     folder = default_folder(Path(name)) if run is None else Path(run)
-    place = use_device(device, threads)
-    summary = train_run(chosen, folder, resume=resume, device=place, force=force, quiet=quiet)
+    place = use_device(device)
+    summary = train_run(chosen, folder, resume=resume, device=place, threads=threads, force=force, quiet=quiet)
     if summary.signal is not None:
         stopped = KeyboardInterrupt if summary.signal == signal.SIGINT else SystemExit
         raise stopped(128 + summary.signal)

@@ -12,7 +12,7 @@ from lstlm.cores import usable_cores
 
 REQUIRED = ("torch", "numpy", "click", "tqdm", "PyYAML", "tensorboard")
 OPTIONAL = ("matplotlib", "gensim", "scipy", "safetensors")
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def describe() -> dict[str, Any]:

@@ -59,7 +59,9 @@ Ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and exits with 130 (143, 12
     help="Continue: from the newest good checkpoint of the run, or from a checkpoint or run folder.",
 )
 @click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, …")
-@click.option("--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [default: torch's]")
+@click.option(
+    "--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [as many as a step is worth]"
+)
 @click.option(
     "--dry-run", is_flag=True, help="Show settings, size, disk, steps and speed (20 timed steps); write nothing."
 )
@@ -104,7 +106,7 @@ def command(
         run, config = settle()
     from lstlm.training.run.session import train, use_device
 
-    place, ranks = use_device(device, threads), None
+    place, ranks = use_device(device), None
     if several:
         from lstlm.distributed import TIMEOUT_S, Ranks
 
@@ -112,9 +114,11 @@ def command(
         assert ranks is not None
         place, (run, config) = ranks.device, ranks.on_first(settle)
     if dry_run:
-        _show_estimate(config, place, as_json=as_json)
+        _show_estimate(config, place, threads, as_json=as_json)
         return
-    summary = train(config, run, resume=resume, device=place, force=force, quiet=common.is_quiet(), ranks=ranks)
+    summary = train(
+        config, run, resume=resume, device=place, threads=threads, force=force, quiet=common.is_quiet(), ranks=ranks
+    )
     if ranks is None or ranks.first:
         _show_summary(summary, as_json=as_json)
     if ranks is not None:
@@ -195,13 +199,15 @@ def _show_summary(summary: "Summary", *, as_json: bool) -> None:
     )
 
 
-def _show_estimate(config: "Config", device: Any, *, as_json: bool) -> None:
+def _show_estimate(config: "Config", device: Any, threads: int | None, *, as_json: bool) -> None:
     from lstlm.config import dump_config, to_dict, with_rates
     from lstlm.data import Corpus
     from lstlm.training.loop.dryrun import dry_run
+    from lstlm.training.run.threads import set_threads
 
     corpus = Corpus.open(Path(config.data.dir))
     config = with_rates(config, len(corpus.vocabulary))
+    set_threads(config, len(corpus.vocabulary), threads)
     estimate = dry_run(config, corpus, device)
     if as_json:
         common.print_json({"config": to_dict(config), **asdict(estimate)})

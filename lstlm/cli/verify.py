@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lstlm.cli.common import is_quiet, print_json
+from lstlm.cores import worthwhile_threads
 from lstlm.registry import LOSSES
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     (Q = WᵀW, w̄ = Wᵀ1, U⁻ᵀ) after the last update; of the gradients to the hidden layer and of the losses over all
     steps. Exits with 1 if one is above 1e-9 in float64, or 1e-3 in float32.
     """
+    import torch
     from tqdm import tqdm
 
-    from lstlm.bench.verification import BOUND, compare
+    from lstlm.bench.verification import BATCH, BOUND, HIDDEN, VOCAB, compare
 
+    torch.set_num_threads(worthwhile_threads(3 * BATCH * HIDDEN * VOCAB, torch.get_num_threads()))
     chosen = losses or LOSSES.names()
     with tqdm(total=steps * len(chosen), unit="step", desc="verify", leave=False, disable=is_quiet() or None) as bar:
         errors = {loss: compare(loss, steps, dtype, seed, bar.update) for loss in chosen}

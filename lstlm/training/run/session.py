@@ -30,6 +30,7 @@ from lstlm.training.run.folders import CHECKPOINTS, claim
 from lstlm.training.run.resume import changed_settings, choose_checkpoint
 from lstlm.training.run.saved import describe
 from lstlm.training.run.shards import world_of
+from lstlm.training.run.threads import set_threads
 from lstlm.vectors import Vectors, write_projector
 
 PROJECTOR_WORDS = 10_000
@@ -45,16 +46,14 @@ class Summary:
     report: dict[str, Any]
 
 
-def use_device(name: str, threads: int | None) -> torch.device:
-    """Return the device called `name` and set the number of threads; ConfigError where there is no such device."""
+def use_device(name: str) -> torch.device:
+    """Return the device called `name`; ConfigError where there is no such device."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device {name}: not usable here ({reason}); use cpu, or see `lstlm env`") from error
-    if threads is not None:
-        torch.set_num_threads(threads)
     return device
 
 
@@ -70,6 +69,7 @@ def train(
     *,
     resume: str | None = None,
     device: torch.device,
+    threads: int | None = None,
     force: bool = False,
     quiet: bool = False,
     scorer: Scorer | None = None,
@@ -78,6 +78,7 @@ def train(
 ) -> Summary:
     """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint.
 
+    `threads` None takes as many as a step is worth.
     `scorer` gives further figures of the network, logged with those of every evaluation. With `ranks`, all of them
     call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log.
     """
@@ -85,6 +86,8 @@ def train(
     check_embedding(config, corpus)  # now, before a folder is made
     config = with_rates(config, len(corpus.vocabulary))  # written down, so that a later version goes on with the same
     with ExitStack() as held:
+        held.callback(torch.set_num_threads, torch.get_num_threads())  # what a program had before is its own affair
+        set_threads(config, len(corpus.vocabulary), threads)
 
         def take() -> None:
             held.callback(claim(folder, resuming=resume is not None, force=force).close)
