@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lstlm.api import Corpus, Run, Vectors, load, load_vectors, prepare, train, train_vectors
     from lstlm.errors import CheckpointError, ConfigError, DataError, LstlmError, NumericsError, UnknownWord
+    from lstlm.outputs import ShortlistSoftmax
     from lstlm.spherical import (
         CustomLoss,
         DenseSphericalOutput,
@@ -36,6 +37,7 @@ __all__ = [
     "LstlmError",
     "NumericsError",
     "Run",
+    "ShortlistSoftmax",
     "SphericalOutput",
     "SphericalSoftmax",
     "SquaredError",
@@ -55,6 +57,7 @@ __all__ = [
 _ROOMS = {  # where a public name lives; all others in spherical
     "api": {"Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train", "train_vectors"},
     "errors": {"CheckpointError", "ConfigError", "DataError", "LstlmError", "NumericsError", "UnknownWord"},
+    "outputs": {"ShortlistSoftmax"},
 }
 
 

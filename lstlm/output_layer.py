@@ -35,11 +35,36 @@ class OutputLayer(nn.Module):
         """Whether the layer defines a probability over the vocabulary, so that `log_prob` works."""
         raise NotImplementedError
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type it computes in: float32 or float64."""
+        raise NotImplementedError
+
+    def _unusual(self, h: Tensor) -> bool:
+        """Whether h is no matrix, or empty, or of half precision, as under autocast: what `_by_rows` is for."""
+        return h.dim() > 2 or h.dtype in (torch.bfloat16, torch.float16) or (h.dim() == 2 and len(h) == 0)
+
+    def _by_rows(self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None) -> Tensor:
+        """Return losses (…) of h (…,hidden), ids and values (…) or (…,K), weight (…), computed in the layer's dtype."""
+        shape = h.shape[:-1]
+
+        def rows(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.reshape(shape.numel(), *x.shape[len(shape) :])
+
+        if shape.numel() == 0:
+            return h.sum(-1).to(self.dtype)  # no losses, but part of the graph
+        matrix = h.reshape(shape.numel(), h.shape[-1]).to(self.dtype)
+        losses: Tensor = self(matrix, rows(target_ids), rows(target_values), rows(weight))
+        return losses.view(shape)
+
     # ---- learning ------------------------------------------------------------------------------------------------
     def forward(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
-        """Return losses (m,).  h (m,hidden); target_ids, target_values (m,) or (m,K); weight (m,)."""
+        """Return losses (m,).  h (m,hidden); target_ids, target_values (m,) or (m,K); weight (m,).
+
+        Also h (B,T,hidden) with target_ids (B,T), for losses (B,T).
+        """
         raise NotImplementedError
 
     def value_and_grad(

@@ -33,7 +33,7 @@ MAY_IMPORT["bench"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["api"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["__main__"] = {"cli"}
-MAY_IMPORT["__init__"] = {"api", "errors", "spherical"}
+MAY_IMPORT["__init__"] = {"outputs", "api", "errors", "spherical"}
 
 STANDARD = set(sys.stdlib_module_names) | {"compression"}  # the latter from Python 3.14 on, imported where it exists
 

@@ -2,6 +2,7 @@
 
 from lstlm.output_layer import OutputLayer
 from lstlm.outputs.adaptive import AdaptiveSoftmax
+from lstlm.outputs.dropin import ShortlistSoftmax
 from lstlm.outputs.hierarchical import HierarchicalSoftmax, assign_classes
 from lstlm.outputs.making import make_output
 from lstlm.outputs.sampled import SampledSoftmax
@@ -15,6 +16,7 @@ __all__ = [
     "OutputLayer",
     "SampledSoftmax",
     "ShortlistOutput",
+    "ShortlistSoftmax",
     "assign_classes",
     "make_output",
 ]

@@ -63,7 +63,8 @@ class AdaptiveSoftmax(RecordedOutput):
     def _anchor(self) -> Tensor:
         return self.module.head.weight
 
-    def _dtype(self) -> torch.dtype:
+    @property
+    def dtype(self) -> torch.dtype:
         return self._anchor().dtype
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from lstlm.errors import ConfigError, DataError
 from lstlm.output_layer import OutputLayer
 from lstlm.outputs.rows import RowGradient, ScaledRows, merged
+from lstlm.spherical.arguments import without_autocast
 from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 
 
@@ -68,6 +69,7 @@ class RecordedOutput(OutputLayer):
         """Return a sweep over the vocabulary whose scores order the words of an example by probability."""
 
     @torch.no_grad()
+    @without_autocast
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first."""
         self._check_hidden(h)
@@ -76,6 +78,7 @@ class RecordedOutput(OutputLayer):
         return top_of(self._sweep(h), k)
 
     @torch.no_grad()
+    @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by probability: 1 is the best, ties go to the lower id. Exact."""
         self._check_hidden(h)
@@ -89,6 +92,8 @@ class RecordedOutput(OutputLayer):
 
         target_ids (m,) or (m,K); target_values like target_ids, default 1; weight (m,), default 1.
         """
+        if self._unusual(h):
+            return self._by_rows(h, target_ids, target_values, weight)
         ids, t = self._targets(h, target_ids, target_values, weight)
         if not (self.training and torch.is_grad_enabled()):
             return self._evaluation_losses(h.detach(), ids, t)
@@ -98,6 +103,7 @@ class RecordedOutput(OutputLayer):
         return losses
 
     @torch.no_grad()
+    @without_autocast
     def value_and_grad(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -116,6 +122,7 @@ class RecordedOutput(OutputLayer):
         return ids, t, h.new_full((len(h),), 1 / len(h)) if weight is None else weight.to(h)
 
     @torch.no_grad()
+    @without_autocast
     def _evaluation_losses(self, h: Tensor, ids: Tensor, t: Tensor) -> Tensor:
         return -(t * self.log_prob(h, ids)).sum(1)
 
@@ -148,11 +155,8 @@ class RecordedOutput(OutputLayer):
     def _check_hidden(self, h: Tensor) -> None:
         if h.ndim != 2 or h.shape[1] != self.hidden or len(h) == 0:
             raise ConfigError(f"h has shape {tuple(h.shape)}, the output layer takes (examples, {self.hidden})")
-        if h.dtype != self._dtype():
-            raise ConfigError(f"h is {h.dtype}, the output layer holds {self._dtype()}: convert one of them")
-
-    @abstractmethod
-    def _dtype(self) -> torch.dtype: ...
+        if h.dtype != self.dtype:
+            raise ConfigError(f"h is {h.dtype}, the output layer holds {self.dtype}: convert one of them")
 
     def _record(self, step: RecordedStep, updates: int, upstream: Tensor) -> Tensor:
         if updates != self._updates:
@@ -168,6 +172,7 @@ class RecordedOutput(OutputLayer):
         self._pending = []
 
     @torch.no_grad()
+    @without_autocast
     def update(self, lr: float, weight_decay: float = 0.0) -> None:
         """W ← (1 − lr·weight_decay)·W − lr·∇W for the gradient that the last backward delivered; bias alike."""
         if not self._pending:
@@ -207,6 +212,7 @@ class _Record(torch.autograd.Function):
     """Hands a layer's own forward and backward to autograd, and the upstream gradients to the layer's step."""
 
     @staticmethod
+    @without_autocast
     def forward(ctx: Any, h: Tensor, layer: RecordedOutput, ids: Tensor, t: Tensor) -> Tensor:
         losses, ctx.step = layer._losses(h.detach(), ids, t)
         ctx.layer, ctx.updates = layer, layer._updates
@@ -214,6 +220,7 @@ class _Record(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.layer._record(ctx.step, ctx.updates, upstream), None, None, None
 

@@ -78,7 +78,8 @@ class HierarchicalSoftmax(RecordedOutput):
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         self.register_buffer("start", starts.to(where))  # class c holds slots start[c]:start[c+1]
 
-    def _dtype(self) -> torch.dtype:
+    @property
+    def dtype(self) -> torch.dtype:
         return self.words.matrix.dtype
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:

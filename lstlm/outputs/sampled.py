@@ -64,7 +64,7 @@ class SampledSoftmax(LinearSoftmax):
 
     def log_expected_count(self, ids: Tensor, tries: float) -> Tensor:
         """Return log E (n,), E = 1 − (1 − p)^tries: the chance that a word is in the result of so many draws."""
-        return torch.log(-torch.expm1(tries * self.log_miss[ids])).to(self._dtype())
+        return torch.log(-torch.expm1(tries * self.log_miss[ids])).to(self.dtype)
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _SampledStep(self, h, ids[:, 0].contiguous(), t[:, 0])

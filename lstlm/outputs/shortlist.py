@@ -15,6 +15,7 @@ from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
 from lstlm.outputs.spherical import loss_of
 from lstlm.spherical import SphericalLoss, SphericalOutput, TaylorSoftmax
+from lstlm.spherical.arguments import without_autocast
 from lstlm.spherical.shrink import LearningRateTooLarge
 from lstlm.spherical.sweep import Block, Sweep
 
@@ -85,7 +86,8 @@ class ShortlistOutput(RecordedOutput):
         # one more of each: a word that the corpus lacks must not be impossible
         return (counts.double() + 1.0) ** self._prior_power
 
-    def _dtype(self) -> torch.dtype:
+    @property
+    def dtype(self) -> torch.dtype:
         return self.head.matrix.dtype
 
     # ---- learning ------------------------------------------------------------------------------------------------
@@ -94,6 +96,7 @@ class ShortlistOutput(RecordedOutput):
         return step.forward(), step
 
     @torch.no_grad()
+    @without_autocast
     def value_and_grad(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -164,6 +167,7 @@ class ShortlistOutput(RecordedOutput):
 
     # ---- reading -------------------------------------------------------------------------------------------------
     @torch.no_grad()
+    @without_autocast
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K). Exact; O(k·hidden + hidden²) an example."""
         self._check_hidden(h)
@@ -187,6 +191,14 @@ class ShortlistOutput(RecordedOutput):
                 yield self.word_of_rank[k + ids], lambda compute=compute: compute() + rest  # type: ignore[misc]
 
         return blocks
+
+    @torch.no_grad()
+    @without_autocast
+    def all_log_probs(self, h: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (ids (n,), log-probabilities (m,n)) that cover the vocabulary.  h (m,hidden)."""
+        if len(h):
+            for ids, compute in self._sweep(h.to(self.dtype))():
+                yield ids, compute()
 
     @torch.no_grad()
     def weight(self) -> Tensor:

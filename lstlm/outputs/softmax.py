@@ -75,7 +75,8 @@ class LinearSoftmax(RecordedOutput):
         super().__init__(hidden, vocab)
         self.rows = Making(**making).rows(vocab, hidden)
 
-    def _dtype(self) -> torch.dtype:
+    @property
+    def dtype(self) -> torch.dtype:
         return self.rows.matrix.dtype
 
     @torch.no_grad()

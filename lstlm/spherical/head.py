@@ -34,6 +34,8 @@ class SphericalHead(SphericalReader):
 
         `weight` (m,) multiplies the losses. Autograd reaches h alone; the weights wait for `update`.
         """
+        if self._unusual(h):
+            return self._by_rows(h, target_ids, target_values, weight)
         ids, values = self._check(h, target_ids, target_values, weight)
         if torch.is_grad_enabled() and not h.requires_grad:
             h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same

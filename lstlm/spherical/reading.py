@@ -48,6 +48,15 @@ class SphericalReader(OutputLayer):
         return self.state.D
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type it computes in: float32 or float64."""
+        return self.state.like.dtype
+
+    def extra_repr(self) -> str:
+        """Show the sizes and the loss."""
+        return f"{self.hidden}, {self.vocab}, loss={self.loss!r}"
+
+    @property
     def normalised(self) -> bool:
         """Whether the loss defines a probability over the vocabulary."""
         return self.loss.normalised

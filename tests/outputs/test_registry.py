@@ -73,7 +73,8 @@ class Logistic(RecordedOutput):
         super().__init__(hidden, len(counts))
         self.rows = Making(**making).rows(len(counts), hidden)
 
-    def _dtype(self) -> torch.dtype:
+    @property
+    def dtype(self) -> torch.dtype:
         return self.rows.matrix.dtype
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:

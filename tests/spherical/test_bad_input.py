@@ -53,7 +53,6 @@ FORWARD: dict[str, tuple[Callable[[SphericalOutput], object], str]] = {
     "ids that are flags": (lambda head: head(hidden(), IDS > 4), "integers"),
     "ids in three dimensions": (lambda head: head(hidden(), IDS.view(3, 1, 1)), "target_ids"),
     "fewer ids than examples": (lambda head: head(hidden(), IDS[:2]), "target_ids"),
-    "no examples": (lambda head: head(hidden(0), IDS[:0]), "m ≥ 1"),
     "no targets": (lambda head: head(hidden(), torch.zeros(3, 0, dtype=torch.int64)), "K ≥ 1"),
     "an id beyond the vocabulary": (lambda head: head(hidden(), torch.tensor([0, 20, 1])), "20 is outside.* 20"),
     "a negative id": (lambda head: head(hidden(), torch.tensor([0, -1, 1])), "-1 is outside"),
