@@ -27,7 +27,7 @@ from lstlm.training.run.checkpoint import open_checkpoint
 from lstlm.training.run.folders import CHECKPOINTS
 
 WORDS, TYPES = 768_648_884, 793_471  # of the benchmark's training part; the vocabulary counts <unk>, <s> and </s>
-CONFIGS = ("paper-z",)
+CONFIGS = ("paper-z", "lm-shortlist")
 HELD_OUT = 0.005
 _BYTES_A_WORD = 13.5  # of text, of ids and of ids that are not final yet
 _STEPS_RESUMED = 20

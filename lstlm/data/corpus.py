@@ -149,10 +149,10 @@ class Corpus:
                 raise DataError(f"{paths[VOCABULARY]}: not the vocabulary of this corpus; prepare the corpus again")
             splits = {}
             for name, part in parts.items():
-                split = Split(name, _map_ids(paths[f"{name}.ids"]), part["sentences"], part["single_word_sentences"])
-                if verify:
-                    _check_counts(split, part, len(vocabulary))
-                splits[name] = split
+                path, counts = paths[f"{name}.ids"], (part["sentences"], part["single_word_sentences"])
+                if verify:  # by a map that goes: of the one that stays, every page would stay in memory
+                    _check_counts(Split(name, _map_ids(path), *counts), part, len(vocabulary))
+                splits[name] = Split(name, _map_ids(path), *counts)
             settings = manifest["settings"]
             text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
             return cls(folder, manifest, vocabulary, splits, text)
