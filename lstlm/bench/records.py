@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,26 @@ def _rounded(value: Any) -> Any:
 
 
 def write(document: Document, path: Path) -> None:
-    """Write the document as JSON.
+    """Write the document as JSON."""
+    with _writing(path):
+        path.write_text(dump(document), encoding="utf-8")
 
-    A full disk is a failure, as everywhere; a path that cannot be written to is a wrong --json.
-    """
+
+def check_writable(path: Path) -> None:
+    """Raise what `write` would raise, and leave what is there as it is."""
+    new = not path.exists()
+    with _writing(path):
+        path.open("a").close()
+        if new:
+            path.unlink()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk is a failure, as everywhere; a path that cannot be written to is a wrong --json."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump(document), encoding="utf-8")
+        yield
     except OSError as error:
         kind = LstlmError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
         raise kind(f"--json {path}: cannot be written: {error.strerror or error}") from None

@@ -291,6 +291,7 @@ def scale(**given: Any) -> None:
         folder=given["folder"],
         keep=given["keep"],
     )
+    common.check_before_work(given)
     common.deliver("scale", bench.run(plan, common.say), given)
 
 

@@ -129,8 +129,12 @@ def use_threads(threads: int | None) -> None:
 
 
 def check_before_work(given: dict[str, Any]) -> None:
-    """Find out before minutes of measuring whether the picture can be drawn."""
-    if given["plot"] is not None:
+    """Find out before minutes of measuring whether records can be written and the picture can be drawn."""
+    if given["json"] is not None and str(given["json"]) != "-":
+        from lstlm.bench.records import check_writable
+
+        check_writable(given["json"])
+    if given.get("plot") is not None:
         from lstlm.bench.figures import check_drawing
 
         check_drawing(given["plot"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from lstlm.cli.bars import Bars
 from lstlm.cli.common import print_json, say
 from lstlm.cli.loading import json_option, open_vectors, source_argument, vocab_option, which_option
 from lstlm.errors import ConfigError, DataError
@@ -62,6 +63,10 @@ def command(
     from lstlm.vectors.writers import WRITERS, outputs
 
     for path in outputs(form, target):
+        if inside := next((above for above in path.parents if above.is_file()), None):
+            raise ConfigError(f"--out {target}: {inside} is a file; {form} needs a folder there")
+        if path.is_dir():
+            raise ConfigError(f"--out {path}: is a folder; name a file")
         if path.exists() and not force:
             raise ConfigError(f"--out {path}: exists; choose another name or add --force")
     everything = open_vectors(source, which, vocabulary=vocabulary)
@@ -75,7 +80,8 @@ def command(
     if oov is not None:
         known, vectors = vectors, vectors.with_words(_read_words(oov), "exact")
         say(f"{len(vectors) - len(known)} words of {oov} have no vector and get one by their spelling")
-    written = WRITERS[form](vectors, target)
+    with Bars({"write": (" words", "writing")}) as bars:
+        written = WRITERS[form](vectors, target, lambda rows: bars("write", rows, len(vectors)))
     if as_json:
         files = [str(path) for path in written]
         print_json({"format": form, "words": len(vectors), "dim": vectors.dim, "left_out": left_out, "files": files})

@@ -1,6 +1,5 @@
 """What the commands that use a trained model share: a run or a vector file from one argument, queries, small tables."""
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lstlm.cli.common import say
+from lstlm.data.inputs import standard_input
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ def open_run(path: Path, device: str = "cpu") -> "LoadedRun":
             f"{path}: a file; this needs a run folder or a checkpoint, for the network and not only vectors"
         )
     from lstlm.training.run.saved import load_run
+    from lstlm.training.run.session import use_device
 
-    return load_run(path, device=device)
+    return load_run(path, device=use_device(device))
 
 
 def open_vectors(
@@ -96,10 +97,11 @@ def queries(given: str | None) -> Iterator[str]:
     if given is not None and given != "-":
         yield given
         return
-    if sys.stdin.isatty():
+    lines = standard_input()
+    if lines.isatty():
         say("one query a line; end with Ctrl-D")
     # bytes, one line as it comes: an odd encoding costs one query, and a person at the terminal is answered at once
-    for raw in sys.stdin.buffer:
+    for raw in lines:
         if line := raw.decode("utf-8", "replace").strip():
             yield line
 

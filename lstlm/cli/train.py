@@ -192,7 +192,10 @@ def _show_summary(summary: "Summary", *, as_json: bool) -> None:
     if as_json:
         common.print_json(finite_or_none({"run": str(summary.run), "state": summary.state, **report}))
         return
-    scores = " ".join(f"{key.removeprefix('eval/')}={value:.4f}" for key, value in report["evaluation"].items())
+    figures = report["evaluation"]
+    scores = " ".join(f"{key.removeprefix('eval/')}={value:.4f}" for key, value in figures.items())
+    if "eval/loss" not in figures:
+        common.say("no validation text, so no loss: prepare the corpus with --valid or a larger --valid-fraction")
     click.echo(
         f"{summary.state} step={report['step']} words={report['words']} elapsed_s={report['elapsed_s']:.1f} "
         f"{scores}{' ' if scores else ''}run={summary.run}"

@@ -78,7 +78,7 @@ def command(texts: tuple[str, ...], target: Path, keep: Path | None, as_json: bo
         corpus = _corpus(source, place, given)
         run = _train(corpus, place.run, given)
         vectors = run.vectors.without_empty()
-        WRITERS[form](vectors, target)
+        WRITERS[form](vectors, target, lambda rows: None)
         if keep is None and place.origin is not None:
             common.say(f"the corpus is kept in {place.corpus}: a second time is faster; delete it as you like")
     facts = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from lstlm.data.merge import Merged, merge_types, write_part
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.data.workers import WorkerPool
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import ConfigError, DataError, LstlmError
 from lstlm.sealed import seal
 
 SERIAL_BLOCKS = 4
@@ -147,8 +148,11 @@ def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
                 old.rename(out)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        # numpy gives no number where it could not write all; the others name no file
+        if isinstance(error, OSError) and error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise LstlmError(f"--out {out}: cannot be written: {error.strerror or error}") from error
         raise
 
 

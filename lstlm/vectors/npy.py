@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from lstlm.errors import DataError
-from lstlm.vectors.readers import MAX_WORD_BYTES, Keep, Matrix, bytes_at_most, decode_word, is_gzip, open_bytes
+from lstlm.vectors.readers import CHUNK, MAX_WORD_BYTES, Keep, Matrix, bytes_at_most, decode_word, is_gzip, open_bytes
 
 MAGIC = b"\x93NUMPY"
 
@@ -31,7 +31,11 @@ def read_vocabulary(path: Path, rows: int) -> dict[str, int]:
     """Read one word a line, `rows` of them; what follows a tab (a count) is ignored. Returns word → row, in order."""
     with open_bytes(path) as stream:
         data = stream.read(rows * (MAX_WORD_BYTES + 64))
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        rest = iter(lambda: stream.read(CHUNK), b"")
+        last, lines = data[-1:], data.count(b"\n")
+        for chunk in rest:
+            last, lines = chunk[-1:], lines + chunk.count(b"\n")
+    lines += last not in (b"\n", b"")
     if lines != rows:
         raise DataError(f"{path}: {lines} lines, but the matrix has {rows} rows; they must be equal")
     return _quick_index(data, rows) or _careful_index(data, path)

@@ -92,9 +92,13 @@ def read_rows(path: Path, keep: Keep | None = None) -> tuple[list[str], Matrix]:
         for number, (raw, payload) in enumerate(pairs(stream, path, layout), layout.first_row_line):
             word = decode_word(raw, path, f"{unit} {number}")
             hashes.append(hash(raw))
-            if keep is None or keep(word):
+            kept = keep is None or keep(word)
+            # a row that is not kept is parsed where it may hold nan or inf: a file is refused whoever reads it
+            if kept or layout.kind == "binary" or b"n" in payload or b"N" in payload:
+                vector = _parse(payload, layout, path, f"{unit} {number}")
+            if kept:
                 words.append(word)
-                rows.append(_parse(payload, layout, path, f"{unit} {number}"))
+                rows.append(vector)
     _refuse_duplicates(hashes, path, unit, layout.first_row_line)
     if not hashes:
         raise DataError(f"{path}: holds no vectors")

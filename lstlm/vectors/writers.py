@@ -14,6 +14,9 @@ from lstlm.errors import ConfigError, DataError, LstlmError
 from lstlm.vectors.readers import MAX_WORD_BYTES
 from lstlm.vectors.table import Vectors
 
+OnRows = Callable[[int], None]
+"""Told how many more rows have been written."""
+
 _BLOCK_ROWS = 4096
 _UNWRITABLE = re.compile(r"[ \t\r\n\x00]")
 _LABEL_BREAKERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -33,6 +36,7 @@ def outputs(form: str, target: Path) -> list[Path]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`; move it there only when everything was written. A name in .gz is packed."""
     partial = path.with_name(f".{path.name}.partial")
+    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]  # the innermost first
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -43,14 +47,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             else:
                 yield file
         os.replace(partial, path)
-    except OSError as error:
-        raise LstlmError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
+    except BaseException as error:
         with suppress(OSError):
             partial.unlink()
+        with suppress(OSError):  # folders that were made for nothing
+            for folder in made:
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise LstlmError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise
 
 
-def _blocks(vectors: Vectors) -> Iterator[tuple[int, Any]]:
+def _blocks(vectors: Vectors, on_rows: OnRows) -> Iterator[tuple[int, Any]]:
     """Yield (first row, float32 block); refuse values that no reader would take back."""
     for start in range(0, len(vectors), _BLOCK_ROWS):
         with np.errstate(over="ignore"):
@@ -60,6 +68,7 @@ def _blocks(vectors: Vectors) -> Iterator[tuple[int, Any]]:
             word = vectors.words[start + int(np.argmin(finite))]
             raise DataError(f"the vector of {word!r} holds a value that is not finite in float32; nothing was written")
         yield start, block
+        on_rows(len(block))
 
 
 def _checked(word: str) -> bytes:
@@ -73,27 +82,27 @@ def _checked(word: str) -> bytes:
     return raw
 
 
-def write_word2vec(vectors: Vectors, path: Path) -> list[Path]:
+def write_word2vec(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """Text: 'n d', then 'word v1 … vd' a line, each number the shortest that reads back to the same float32."""
     with replacing(path) as file:
         file.write(b"%d %d\n" % (len(vectors), vectors.dim))
-        for start, block in _blocks(vectors):
+        for start, block in _blocks(vectors, on_rows):
             for row, numbers in enumerate(block.astype("S32").tolist(), start):
                 file.write(_checked(vectors.words[row]) + b" " + b" ".join(numbers) + b"\n")
     return [path]
 
 
-def write_word2vec_binary(vectors: Vectors, path: Path) -> list[Path]:
+def write_word2vec_binary(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """Binary: 'n d', then the word, a space, d little-endian float32 and a line feed."""
     with replacing(path) as file:
         file.write(b"%d %d\n" % (len(vectors), vectors.dim))
-        for start, block in _blocks(vectors):
+        for start, block in _blocks(vectors, on_rows):
             for row, values in enumerate(block, start):
                 file.write(_checked(vectors.words[row]) + b" " + values.tobytes() + b"\n")
     return [path]
 
 
-def write_npy(vectors: Vectors, path: Path) -> list[Path]:
+def write_npy(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """`name.npy`, (n,d) in the dtype of training, and `name.vocab.tsv` beside it: word, tab, count."""
     path, words = outputs("npy", path)
     with replacing(path) as file:
@@ -101,7 +110,7 @@ def write_npy(vectors: Vectors, path: Path) -> list[Path]:
     return [path, _write_vocabulary(vectors, words)]
 
 
-def write_safetensors(vectors: Vectors, path: Path) -> list[Path]:
+def write_safetensors(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """`name.safetensors` with one tensor `vectors` (n,d), and `name.vocab.tsv` beside it."""
     try:
         from safetensors.numpy import save
@@ -113,11 +122,11 @@ def write_safetensors(vectors: Vectors, path: Path) -> list[Path]:
     return [path, _write_vocabulary(vectors, words)]
 
 
-def write_projector(vectors: Vectors, folder: Path) -> list[Path]:
+def write_projector(vectors: Vectors, folder: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """A folder for `tensorboard --logdir`: vectors.tsv, metadata.tsv and projector_config.pbtxt."""
     tensors, labels, config = outputs("projector", folder)
     with replacing(tensors) as file:
-        for _, block in _blocks(vectors):
+        for _, block in _blocks(vectors, on_rows):
             file.writelines(b"\t".join(row) + b"\n" for row in block.astype("S32").tolist())
     with replacing(labels) as file:
         # one column has no header line in the projector's format, two columns must have one
@@ -151,7 +160,7 @@ def _write_vocabulary(vectors: Vectors, path: Path) -> Path:
     return path
 
 
-WRITERS: dict[str, Callable[[Vectors, Path], list[Path]]] = {
+WRITERS: dict[str, Callable[[Vectors, Path, OnRows], list[Path]]] = {
     "word2vec": write_word2vec,
     "word2vec-bin": write_word2vec_binary,
     "npy": write_npy,

@@ -93,7 +93,11 @@ def test_refusals(lstlm: Call, run_window: Path, tmp_path: Path) -> None:
     assert "--which sum needs input and output vectors of one length; these have 6 and 5" in done.err
     (tmp_path / "file").touch()
     done = lstlm("export", run_window, "--format", "word2vec", "--out", tmp_path / "file" / "v")
-    assert (done.code, done.err.count("\n"), "cannot be written" in done.err) == (1, 1, True)
+    assert (done.code, done.err.count("\n"), f"{tmp_path / 'file'} is a file" in done.err) == (2, 1, True)
+    done = lstlm("export", run_window, "--format", "projector", "--out", tmp_path / "file")
+    assert (done.code, done.err.count("\n"), f"{tmp_path / 'file'} is a file" in done.err) == (2, 1, True)
+    done = lstlm("export", run_window, "--format", "word2vec", "--out", tmp_path, "--force")
+    assert (done.code, done.err) == (2, f"lstlm: error: --out {tmp_path}: is a folder; name a file\n")
     assert lstlm("export", run_window, "--format", "onnx", "--out", tmp_path / "v").code == 2
 
 

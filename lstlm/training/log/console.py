@@ -78,6 +78,8 @@ class Console:
         names = {"eval/loss": "loss", "eval/perplexity": "perplexity", "eval/top1": "top1", "eval/top10": "top10"}
         names["eval/simlex_spearman"] = "SimLex"
         shown = [f"{name} {values[key]:.4f}" for key, name in names.items() if values.get(key) is not None]
+        if "eval/loss" not in values:
+            shown.insert(0, "no validation text")
         self.say(f"step {step} | validation | " + " | ".join(shown) + (" | best so far" if best else ""))
 
     def say(self, line: str) -> None:

@@ -1,6 +1,7 @@
 """The loop: step, log, evaluate, save, and what to do when numbers go wrong."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
@@ -204,7 +205,7 @@ class Trainer:
             figures = self.validator(self.learner.network, stopped)
         except Interrupted:
             return False
-        best = self.progress.note_evaluation(figures["eval/loss"])
+        best = self.progress.note_evaluation(figures.get("eval/loss", math.nan))
         self._unsaved = True
         self.figures = figures
         seconds = self.now() - began

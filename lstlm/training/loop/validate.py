@@ -74,6 +74,8 @@ class Validator:
         if self._config.data.context_kind == "cooccurrence":
             return {"eval/loss": float(network.unexplained)}  # of the rows themselves: held-out text has no such rows
         result = perplexity.evaluate(network, self._batches(stop), rank_examples=self._rank_examples(network))
+        if not result.tokens:
+            return {}  # no validation text
         figures = {"eval/loss": result.loss, "eval/top1": result.top1, "eval/top10": result.top10}
         return figures if result.perplexity is None else {**figures, "eval/perplexity": result.perplexity}
 

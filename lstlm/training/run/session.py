@@ -50,9 +50,9 @@ def use_device(name: str) -> torch.device:
     """Return the device called `name`; ConfigError where there is no such device."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        torch.zeros(1, device=device).item()  # a value, so that `meta`, which has none, is refused
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on to list all its backends
         raise ConfigError(f"--device {name}: not usable here ({reason}); use cpu, or see `lstlm env`") from error
     return device
 
