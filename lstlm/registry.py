@@ -161,6 +161,7 @@ OUTPUTS = Registry(
     OutputKind(
         "shortlist",
         "lstlm.outputs.shortlist:shortlist",
+        sharded="lstlm.distributed.shortlist:shortlist",
         rate=constant(1.0),
         adagrad_rate=0.1,
         optimiser="adagrad",

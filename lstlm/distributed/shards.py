@@ -14,8 +14,9 @@ from lstlm.distributed.ranks import Ranks
 from lstlm.errors import ConfigError
 from lstlm.spherical.history import History
 
-STATE = "output.state."
-ROW_TENSORS = ("embedding.weight", STATE + "V", STATE + "W", STATE + "history.stamp")
+STATES = ("output.state.", "output.tail.state.")
+"""Where a network keeps the state of a factored layer: as its output, or as the tail of a shortlist."""
+ROW_TENSORS = ("embedding.weight", *(state + name for state in STATES for name in ("V", "W", "history.stamp")))
 """Tensors of a network that have one row a word; all others are the same on every rank."""
 
 _BLOCK = 4096
@@ -67,11 +68,16 @@ def settle(rows: dict[str, Tensor], state: dict[str, Tensor], like: Mapping[str,
     For rows that come from another number of ranks: which rows a rank has swept, and how many segments it keeps,
     depends on how many rows it has.
     """
-    stamp = rows.pop(STATE + "history.stamp", None)
-    if stamp is None:
-        return
-    prefix = STATE + "history."
-    V = rows[STATE + "V"] = rows[STATE + "V"].clone()
+    for place in STATES:
+        if (stamp := rows.pop(place + "history.stamp", None)) is not None:
+            _settle(place, stamp, rows, state, like)
+
+
+def _settle(
+    place: str, stamp: Tensor, rows: dict[str, Tensor], state: dict[str, Tensor], like: Mapping[str, Tensor]
+) -> None:
+    prefix = place + "history."
+    V = rows[place + "V"] = rows[place + "V"].clone()
     past = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     history = History(len(V), V.shape[1], like=V, segments=len(past["X"]) - 1)
     history.load_state_dict({**past, "stamp": stamp})

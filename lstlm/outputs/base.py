@@ -72,18 +72,24 @@ class RecordedOutput(OutputLayer):
     @without_autocast
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first."""
-        self._check_hidden(h)
-        if not 1 <= k <= self.vocab:
-            raise ConfigError(f"topk: k is {k}, the vocabulary allows 1 to {self.vocab}")
+        self._check_topk(h, k)
         return top_of(self._sweep(h), k)
 
     @torch.no_grad()
     @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by probability: 1 is the best, ties go to the lower id. Exact."""
+        self._check_read(h, ids)
+        return ranks_of(self._sweep(h), ids)
+
+    def _check_topk(self, h: Tensor, k: int) -> None:
+        self._check_hidden(h)
+        if not 1 <= k <= self.vocab:
+            raise ConfigError(f"topk: k is {k}, the vocabulary allows 1 to {self.vocab}")
+
+    def _check_read(self, h: Tensor, ids: Tensor) -> None:
         self._check_hidden(h)
         check_ids(ids, len(h), self.vocab)
-        return ranks_of(self._sweep(h), ids)
 
     def forward(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
@@ -119,7 +125,11 @@ class RecordedOutput(OutputLayer):
         ids, t = self._targets(h, target_ids, target_values, None)
         if weight is not None and weight.shape != (len(h),):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}, one number an example is ({len(h)},)")
-        return ids, t, h.new_full((len(h),), 1 / len(h)) if weight is None else weight.to(h)
+        return ids, t, h.new_full((len(h),), 1 / self._minibatch(len(h))) if weight is None else weight.to(h)
+
+    def _minibatch(self, m: int) -> int:
+        """Return the size of the minibatch of which m examples are here: all, unless ranks share it."""
+        return m
 
     @torch.no_grad()
     @without_autocast

@@ -112,9 +112,19 @@ class ShortlistOutput(RecordedOutput):
         super().discard()
         self.tail.discard()
 
+    # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
+    def _route(self, pairs: int) -> Route:
+        """Return the way of the pairs (example, target) of the tail to where they are worked on, and back."""
+        return Route(pairs)
+
+    def _summed(self, gradient: RowGradient) -> RowGradient:
+        """Return the gradient of the short list for the whole minibatch."""
+        return gradient
+
+    # ----------------------------------------------------------------------------------------------------------------
     def _apply_steps(self, steps: list[RecordedStep], lr: float, keep: float) -> None:
         # the tail first: if it refuses the rate, nothing has moved
-        if any(len(step.pairs) for step in steps if isinstance(step, _ShortlistStep)):
+        if any(step.route.any for step in steps if isinstance(step, _ShortlistStep)):
             tail_lr = lr * self.tail_rate
             try:
                 self.tail.update(tail_lr, (1.0 - keep) / tail_lr)
@@ -211,9 +221,8 @@ class ShortlistOutput(RecordedOutput):
         return self._joined(self.head.bias_vector(), self.tail.bias_vector())
 
     def _joined(self, head: Tensor, tail: Tensor) -> Tensor:
-        p = self.tail.state.p
-        assert p is not None
-        p = self.tail.state.p_of(p, slice(None)).to(tail)
+        assert self.tail.state.p is not None
+        p = self.tail.state.p.to(tail)
         tail = tail / (p if tail.ndim == 1 else p[:, None])  # W is √ρ ∘ W̃
         return torch.cat([head[: self.shortlist], tail])[self.rank]
 
@@ -232,6 +241,21 @@ class ShortlistOutput(RecordedOutput):
         return self.tail.last_stabilise_ms
 
 
+class Route:
+    """The way of the pairs of the tail to where they are worked on; in one process they stay where they are."""
+
+    def __init__(self, pairs: int) -> None:
+        self.any = pairs > 0
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Return what is worked on here, of x (n,…), one row a pair."""
+        return x
+
+    def home(self, x: Tensor) -> Tensor:
+        """Return one row a pair, given one for each that was worked on here."""
+        return x
+
+
 class _ShortlistStep(RecordedStep):
     """The product with the k + 1 rows, and the factored layer for the pairs (example, target) in the tail."""
 
@@ -241,49 +265,60 @@ class _ShortlistStep(RecordedStep):
         self.top = SoftmaxProduct(h, layer.head, slice(None), rank.clamp(max=layer.shortlist), t)
         in_tail = rank >= layer.shortlist
         self.pairs = in_tail.nonzero()[:, 0]  # the examples; one with several targets in the tail comes several times
+        self.route = layer._route(len(self.pairs))
         self.tail_ids, self.tail_t = rank[in_tail] - layer.shortlist, t[in_tail]
         self.tail_losses: Tensor | None = None
 
     def forward(self) -> Tensor:
         """Return the losses (m,)."""
-        if not len(self.pairs):
+        if not self.route.any:
             return self.top.losses
         with torch.enable_grad():
-            self.tail_h = self.h[self.pairs].requires_grad_()
-            self.tail_losses = self.layer.tail(self.tail_h, self.tail_ids)
+            self.tail_h = self.route.rows(self.h[self.pairs]).requires_grad_()
+            self.tail_losses = self.layer.tail(self.tail_h, self.route.rows(self.tail_ids))
         return self._total(self.tail_losses.detach())
 
     def backward(self, upstream: Tensor) -> Tensor:
         gradient = self.top.backward(upstream)
         if self.tail_losses is not None:
-            weight = self.tail_t * upstream[self.pairs]
+            weight = self.route.rows(self.tail_t * upstream[self.pairs])
             (tail,) = torch.autograd.grad(self.tail_losses, self.tail_h, weight)
-            gradient.index_add_(0, self.pairs, tail)
+            gradient.index_add_(0, self.pairs, self.route.home(tail))
         return gradient
 
     def at_once(self, upstream: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h of Σ upstream·loss."""
         gradient = self.top.backward(upstream)
-        if not len(self.pairs):
+        if not self.route.any:
             return self.top.losses, gradient
-        weight = self.tail_t * upstream[self.pairs]
-        losses, tail = self.layer.tail.value_and_grad(self.h[self.pairs], self.tail_ids, None, weight)
-        return self._total(losses), gradient.index_add_(0, self.pairs, tail)
+        given = self.h[self.pairs], self.tail_ids, self.tail_t * upstream[self.pairs]
+        h, ids, weight = (self.route.rows(x) for x in given)
+        losses, tail = self.layer.tail.value_and_grad(h, ids, None, weight)
+        return self._total(losses), gradient.index_add_(0, self.pairs, self.route.home(tail))
 
     def _total(self, tail_losses: Tensor) -> Tensor:
-        return self.top.losses.index_add(0, self.pairs, self.tail_t * tail_losses)
+        return self.top.losses.index_add(0, self.pairs, self.tail_t * self.route.home(tail_losses))
 
     def apply(self, lr: float, keep: float) -> None:
-        self.top.apply(lr, keep)
+        table, (gradient,) = self.layer.head, self.gradients()
+        table.decay_(keep)
+        table.add_(torch.arange(len(table.matrix), device=self.h.device), gradient.weight, gradient.bias, -lr)
 
     def gradients(self) -> list[RowGradient]:
-        return [self.top.gradient()]
+        return [self.layer._summed(self.top.gradient())]
 
 
 def shortlist(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> ShortlistOutput:
     """Return the layer of `output.kind: shortlist`."""
+    return make_shortlist(ShortlistOutput, config, hidden, counts, **making)
+
+
+def make_shortlist(
+    make: Callable[..., ShortlistOutput], config: OutputConfig, hidden: int, counts: Tensor, **making: Any
+) -> ShortlistOutput:
+    """Return the layer that `make` makes for a configuration."""
     settings = {name: getattr(config, name) for name in ("stabilise", "stabilise_range", "stabilise_every")}
-    return ShortlistOutput(
+    return make(
         hidden,
         counts,
         shortlist=config.shortlist,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from lstlm.distributed import Ranks, ShardedDenseOutput, ShardedOutput
+from lstlm.distributed.shortlist import ShardedShortlist
+from lstlm.outputs import ShortlistOutput
 from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
 from tests.distributed.processes import run_ranks
 
@@ -192,3 +194,47 @@ def test_bytes_of_a_step_do_not_depend_on_the_vocabulary(tmp_path: Path, m: int)
     assert small == large
     assert min(small) > m * HIDDEN * 8 // 2  # the rank's part of H, at least
     assert not math.isclose(sum(small), 0)
+
+
+COUNTS = torch.tensor([(17 * i) % 41 + 1 for i in range(VOCAB)])
+
+
+def learn_list(head: Any, m: int, part: slice, size: int) -> dict[str, Tensor]:
+    """Train by both ways in, with minibatches of the list alone, of the tail alone and of both; read at the end."""
+    losses, gradients = [], []
+    for number, (h, ids, _) in enumerate(batches(m, 1, 40)):
+        words = {0: head.word_of_rank[ids % size], 1: head.word_of_rank[size + ids % (VOCAB - size)]}
+        ids = words.get(number % 5, ids)[:, 0]
+        if number % 2:
+            found, gradient = head.value_and_grad(h[part], ids[part])
+        else:
+            mine = h[part].clone().requires_grad_()
+            found = head(mine, ids[part])
+            (found.sum() / m).backward()
+            gradient = mine.grad
+        head.update(0.05, weight_decay=1e-3)
+        losses.append(found.detach())
+        gradients.append(gradient)
+    told = {"losses": torch.stack(losses), "gradients": torch.stack(gradients)}
+    return {**told, "weight": head.weight(), "bias": head.bias_vector(), **reading(head)}
+
+
+def list_settings(optimiser: str, size: int) -> dict[str, Any]:
+    return {**settings(), "shortlist": size, "tail_rate": 0.5, "optimiser": optimiser}
+
+
+def sharded_list(ranks: Ranks, m: int, optimiser: str, size: int) -> Any:
+    head = ShardedShortlist(ranks, HIDDEN, COUNTS, **list_settings(optimiser, size))
+    return {"list": {**learn_list(head, m, ranks.part(m), size), "replica": head.head.matrix}}
+
+
+# of 3 examples the tail has fewer than there are ranks; 23 and 40 take the square form
+@pytest.mark.parametrize(
+    ("world", "m", "optimiser", "size"), [(2, 3, "adagrad", 30), (2, 40, "sgd", 9), (3, 23, "adagrad", 9)]
+)
+def test_a_shortlist_is_trained_as_one_process_trains_it(
+    tmp_path: Path, world: int, m: int, optimiser: str, size: int
+) -> None:
+    several = run_ranks(world, tmp_path, sharded_list, m, optimiser, size)
+    head = ShortlistOutput(HIDDEN, COUNTS, **list_settings(optimiser, size))
+    compare(learn_list(head, m, slice(None), size), several, "list")

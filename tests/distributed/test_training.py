@@ -66,6 +66,7 @@ def learn(ranks: Ranks, config: Config, steps: int) -> dict[str, Any]:
     ("world", "overrides"),
     [
         (2, ["data.context_kind=previous"]),
+        (2, ["data.context_kind=previous", "output.kind=shortlist", "output.loss=taylor", "output.shortlist=20"]),
         (3, ["data.context_kind=bag", "optim.embedding=sgd", "optim.hidden=adam", "train.batch_size=4"]),
     ],
 )
@@ -191,7 +192,9 @@ def refused(ranks: Ranks, config: Config) -> str:
 
 def test_what_ranks_cannot_share_is_refused_in_one_line(tmp_path: Path, corpus: Path) -> None:
     lines = run_ranks(2, tmp_path, refused, configuration(corpus, "output.kind=softmax"))
-    expected = "output.kind softmax: several ranks train factored or naive; choose one, or start a single process"
+    expected = (
+        "output.kind softmax: several ranks train factored or naive or shortlist; choose one, or start a single process"
+    )
     assert lines == [expected] * 2
 
 

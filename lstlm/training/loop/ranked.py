@@ -18,6 +18,7 @@ from lstlm.data import Batch, Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.output import OverRanks
 from lstlm.distributed.shards import split_state
+from lstlm.distributed.shortlist import ShardedShortlist
 from lstlm.errors import ConfigError
 from lstlm.training.loop.diagnostics import Diagnostics
 from lstlm.training.loop.learner import Learner
@@ -78,7 +79,7 @@ class RankLearner(Learner):
     @property
     def _global_examples(self) -> int:
         output = self.network.output
-        assert isinstance(output, OverRanks)
+        assert isinstance(output, OverRanks | ShardedShortlist)
         return output.examples
 
     def _finite(self, loss: Tensor, gradient: Tensor | None) -> float:

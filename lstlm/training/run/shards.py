@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lstlm.distributed import Ranks
-from lstlm.distributed.shards import STATE, reshard, settle, split_state
+from lstlm.distributed.shards import STATES, reshard, settle, split_state
 from lstlm.errors import CheckpointError, LstlmError
 from lstlm.training.run.checkpoint import (
     Checkpoint,
@@ -25,8 +25,6 @@ from lstlm.training.run.checkpoint import (
     write_failure,
     write_files,
 )
-
-_STAMP, _V = STATE + "history.stamp", STATE + "V"
 
 
 def rows_file(rank: int, world: int) -> str:
@@ -62,8 +60,9 @@ def network_state(checkpoint: Checkpoint, like: Mapping[str, Tensor], rank: int 
     else:
         shards = [shard["network"] for shard in _shards(checkpoint, rank, world) if shard is not None]
     for shard in shards:
-        if _STAMP in shard:  # of uneven shards the smaller ones have a stamp to spare
-            shard[_STAMP] = shard[_STAMP][: len(shard[_V])]
+        for stamp, V in ((state + "history.stamp", state + "V") for state in STATES):
+            if stamp in shard:  # of uneven shards the smaller ones have a stamp to spare
+                shard[stamp] = shard[stamp][: len(shard[V])]
     rows = {key: reshard([shard[key] for shard in shards], rank, world) for key in shards[0]}
     settle(rows, state, like)
     return {**state, **rows}

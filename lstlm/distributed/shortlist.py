@@ -1,0 +1,95 @@
+"""The shortlist head over ranks: the short list everywhere, the rows of the tail by turns."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lstlm.distributed.output import ShardedOutput
+from lstlm.distributed.ranks import Ranks, even_parts
+from lstlm.outputs.rows import RowGradient
+from lstlm.outputs.shortlist import Route, ShortlistOutput, make_shortlist
+from lstlm.spherical.sweep import Sweep, ranks_of, top_of
+
+if TYPE_CHECKING:
+    from lstlm.config import OutputConfig
+
+
+class ShardedShortlist(ShortlistOutput):
+    """`ShortlistOutput` over the ranks of a group: the same losses, gradients and weights as one process would have.
+
+    In training mode h and the targets are this rank's even part of the global minibatch; for reading, all ranks pass
+    the same ones. A step sends the gradient of the short list, O(k·hidden), and what belongs to examples of the tail.
+    """
+
+    def __init__(self, ranks: Ranks, *arguments: Any, **settings: Any) -> None:
+        """Take the arguments of the layer of one process, and draw the same weights from the same generator."""
+        self.ranks, self.examples = ranks, 0
+        super().__init__(*arguments, make_tail=partial(ShardedOutput, ranks), **settings)
+
+    def _minibatch(self, m: int) -> int:
+        sizes = [row[0] for row in self.ranks.numbers([m])]
+        even_parts(sizes, "the output layer")
+        self.examples = sum(sizes)
+        return self.examples
+
+    def _route(self, pairs: int) -> TailRoute:
+        return TailRoute(self.ranks, pairs)
+
+    def _summed(self, gradient: RowGradient) -> RowGradient:
+        both = torch.cat([gradient.weight, gradient.bias[:, None]], 1)
+        self.ranks.total_(both)
+        return gradient._replace(weight=both[:, :-1].contiguous(), bias=both[:, -1].contiguous())
+
+    @torch.no_grad()
+    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return (log-probabilities, ids), both (m,k), of the k likeliest words. Collective; h the same everywhere."""
+        self._check_topk(h, k)
+        return self.tail._best_of_all(*top_of(self._sweep(h), k), k)
+
+    @torch.no_grad()
+    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
+        """Return the place of ids, (m,) or (m,K), by probability. Collective; h and ids the same everywhere."""
+        self._check_read(h, ids)
+        return ranks_of(self._sweep(h), ids, self.ranks.total_)
+
+    def _sweep(self, h: Tensor) -> Sweep:
+        """The words of this rank; the short list counts as the first one's."""
+        blocks, first = super()._sweep(h), 0 if self.ranks.first else 1
+        return lambda: list(blocks())[first:]
+
+
+class TailRoute(Route):
+    """Where the examples of the tail, of which every rank has another number, are worked on: in even parts."""
+
+    def __init__(self, ranks: Ranks, pairs: int) -> None:
+        """Hear how many pairs (example, target) of the tail this rank has. Collective."""
+        self.ranks, self.sizes = ranks, [row[0] for row in ranks.numbers([pairs])]
+        self.total = sum(self.sizes)
+        super().__init__(self.total)
+        self.padded = max(self.total, ranks.world)  # every rank works on one at least, if with weight 0
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Return this rank's even part of everyone's x (n,…), filled up with zeros where there are few. Collective."""
+        whole = self.ranks.gather(x.contiguous(), self.sizes)
+        fill = self.padded - self.total
+        if fill:
+            whole = pad(whole, (0, 0) * (whole.ndim - 1) + (0, fill))
+        return whole[self.ranks.part(self.padded)].contiguous()
+
+    def home(self, x: Tensor) -> Tensor:
+        """Return what belongs to the pairs of this rank, given what belongs to its even part. Collective."""
+        whole = self.ranks.gather(x.contiguous(), self.ranks.parts(self.padded))
+        start = sum(self.sizes[: self.ranks.rank])
+        return whole[start : start + self.sizes[self.ranks.rank]]
+
+
+def shortlist(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> ShardedShortlist:
+    """Return this rank's part of `output.kind: shortlist`."""
+    layer = make_shortlist(partial(ShardedShortlist, ranks), config, hidden, counts, **making)
+    assert isinstance(layer, ShardedShortlist)
+    return layer
