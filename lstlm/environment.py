@@ -50,6 +50,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def peak_memory(*, children: bool = False) -> int:
+    """Return the most bytes that this process, or the largest of its children, had resident; 0 where none can tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
 def _memory() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +15,7 @@ from lstlm.data.corpus import Corpus
 from lstlm.data.inputs import FileSource
 from lstlm.data.ngrams import Examples
 from lstlm.data.prepare import PrepareOptions, prepare
+from lstlm.environment import peak_memory
 
 
 def _record(method: str, words: int, types: int, seconds: float, **more: Any) -> dict[str, Any]:
@@ -39,8 +38,7 @@ def rate_of_prepare(files: Sequence[Path], workers: int, min_count: int = 3) -> 
         source = FileSource("rates", [(str(file), "train") for file in files])
         summary = prepare(source, Path(folder) / "out", PrepareOptions(min_count=min_count, workers=workers))
     words = sum(part["words"] for part in summary["splits"].values())
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    peaks = [resource.getrusage(who).ru_maxrss / unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    peaks = [peak_memory(children=children) / 2**20 for children in (False, True)]
     return _record(
         "prepare",
         words,

@@ -177,7 +177,7 @@ def _unwinding_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    all_three = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     heard = [s for s in all_three if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {signum: signal.signal(signum, leave) for signum in heard}
     try:

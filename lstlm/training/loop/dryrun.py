@@ -1,8 +1,6 @@
 """`--dry-run`: what a run would need and how fast it would go, from twenty real steps and no file written."""
 
-import resource
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -10,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lstlm import environment
 from lstlm.config import Config
 from lstlm.data import Corpus
 from lstlm.training.loop.cooccurrence import RefitLearner, make_learner
@@ -45,8 +44,7 @@ def peak_memory(device: torch.device) -> int:
     """Return the most bytes that this process has held: on the GPU, or resident in main memory, libraries included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return environment.peak_memory()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Interrupts:
@@ -36,7 +36,7 @@ class Interrupts:
             with suppress(OSError, AttributeError):
                 sys.stderr.flush()
             for number in _STOPPING:
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
+                if number.name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
                     continue
                 self._previous[number] = signal.signal(number, self._handle)
         return self

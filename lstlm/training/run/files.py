@@ -14,6 +14,8 @@ _BLOCK = 1 << 20
 
 def fsync_folder(folder: Path) -> None:
     """Make renames and new names inside `folder` survive a power cut."""
+    if os.name == "nt":  # where no folder can be opened
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,13 +4,17 @@ RUN/config.yaml  corpus.json  vocab.tsv  environment.json  status.json  metrics.
     vectors.tsv  metadata.tsv  projector_config.pbtxt    (at the end, for TensorBoard's projector)
 """
 
-import fcntl
 import shutil
 import time
 from pathlib import Path
 from typing import TextIO
 
 from lstlm.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows: there, nothing keeps two processes from one run folder
+    fcntl = None  # type: ignore[assignment]
 
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
@@ -61,7 +65,8 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
     except OSError as error:
         raise ConfigError(f"--run {folder}: cannot be written ({error.strerror}); choose another folder") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
         raise ConfigError(f"--run {folder}: in use by another process; wait for it, or choose another name") from error
