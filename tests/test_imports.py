@@ -29,6 +29,7 @@ MAY_IMPORT = {
 }
 # From here on, everything below; `__init__` is the version number.
 MAY_IMPORT["training"] = {*MAY_IMPORT, "__init__"}
+MAY_IMPORT["selftest"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["bench"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["api"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "__init__"}

@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "Write word vectors for gensim, TensorBoard and others.",
     "bench": "Measure speed and learning, and draw the figures.",
     "verify": "Compare the factored layer with the naive one.",
+    "selftest": "Try whether training survives kills, damage and full disks here.",
     "config": "List recipes, show or check a configuration.",
     "env": "Show versions, threads, BLAS and devices.",
 }

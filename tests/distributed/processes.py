@@ -48,7 +48,9 @@ def run_ranks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "lstlm.training.run.session"])
+    context.set_forkserver_preload(
+        ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "lstlm.training.run.session"]
+    )
     started = [
         context.Process(target=_one, args=(rank, world, folder, timeout_s, share_memory, work, *arguments), daemon=True)
         for rank in range(world)

@@ -211,7 +211,7 @@ def test_a_folder_is_refused_without_leave(lstlm: Cli, tmp_path: Path) -> None:
 ZYGOTE = """
 import os, random, signal, sys
 from pathlib import Path
-import torch, lstlm.training.run.session, lstlm.cli.train
+import torch._dynamo, lstlm.training.run.session, lstlm.cli.train
 from lstlm.cli import cli
 from lstlm.cli.outcome import run_and_report
 from lstlm.training.loop.learner import Learner

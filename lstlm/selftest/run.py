@@ -1,0 +1,55 @@
+"""A number of faults of all kinds, one after the other, and a table of what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lstlm.selftest.bench import Workbench
+from lstlm.selftest.trials import TRIALS
+
+
+@dataclass
+class Outcome:
+    """What came of one kind of fault."""
+
+    kind: str
+    faults: int = 0
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def selftest(folder: Path, faults: int, seed: int, say: Callable[[str], None]) -> list[Outcome]:
+    """Commit about so many faults in `folder`, of every kind at least one. The same seed chooses the same ones."""
+    outcomes, bench = [], Workbench(folder)
+    for kind, (trial, share) in TRIALS.items():
+        outcome, began = Outcome(kind), time.monotonic()
+        bench.chance.seed(f"{kind} {seed}")
+        verdicts = trial(bench)
+        for _ in range(max(1, round(faults * share / 100))):
+            outcome.faults += 1
+            if (failure := next(verdicts)) is not None:
+                outcome.failures.append(failure)
+                say(f"{kind}: {failure}")
+        outcome.seconds = time.monotonic() - began
+        outcomes.append(outcome)
+        say(f"{kind}: {outcome.faults} faults, {len(outcome.failures)} failures, {outcome.seconds:.0f} s")
+    return outcomes
+
+
+def table(outcomes: list[Outcome]) -> list[str]:
+    """Return kind, faults and failures in columns, with a sum."""
+    rows = [(one.kind, one.faults, len(one.failures), one.seconds) for one in outcomes]
+    counts, failures, seconds = zip(*(row[1:] for row in rows), strict=True)
+    rows.append(("all", sum(counts), sum(failures), sum(seconds)))
+    return [f"{'fault':<20}{'count':>7}{'failures':>10}{'seconds':>9}"] + [
+        f"{kind:<20}{count:>7}{failed:>10}{took:>9.0f}" for kind, count, failed, took in rows
+    ]
+
+
+def document(outcomes: list[Outcome], faults: int, seed: int) -> dict[str, Any]:
+    """Return the same for `--json`."""
+    return {"faults": faults, "seed": seed, "outcomes": [asdict(one) for one in outcomes]}
