@@ -84,6 +84,22 @@ def _completeness(parts: list[str]) -> list[str]:
     ]
 
 
+class _MemberReader(HashingReader):
+    """Reads a member; whoever reads it hears of damage in the same words as whoever walks through the archive."""
+
+    archive: Path
+
+    def read(self, size: int = -1, /) -> bytes:
+        try:
+            return super().read(size)
+        except tarfile.TarError as error:
+            raise _unsound(self.archive, error) from None
+
+
+def _unsound(archive: Path, error: Exception) -> DataError:
+    return DataError(f"{archive}: not a sound tar archive ({error}); fetch it again")
+
+
 @dataclass
 class ArchiveSource:
     """The members of a tar that are shards, read as they come by; nothing is ever extracted to disk."""
@@ -135,7 +151,7 @@ class ArchiveSource:
                         yield from self._read(tar, member, part)
                     cast(Any, tar).members.clear()  # tarfile remembers every member otherwise
         except tarfile.TarError as error:
-            raise DataError(f"{self.path}: not a sound tar archive ({error}); fetch it again") from None
+            raise _unsound(self.path, error) from None
 
     def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo, part: str) -> Iterator[TextInput]:
         if member.size > self.max_bytes:
@@ -146,7 +162,8 @@ class ArchiveSource:
         content = tar.extractfile(member)
         if content is None:
             return
-        text = HashingReader(cast(Any, content))
+        text = _MemberReader(cast(Any, content))
+        text.archive = self.path
         yield TextInput(member.name, part, text)
         if text.size != member.size:
             raise DataError(f"{self.path}: {member.name!r} is cut short; fetch the archive again")

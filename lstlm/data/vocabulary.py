@@ -16,6 +16,7 @@ UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 SPECIALS = (UNK, BOS, EOS)
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
 _PIECE = 1 << 16
+_DIGITS = 19  # of 2⁶³, which no count reaches
 
 
 def is_reserved(word: str) -> bool:
@@ -106,7 +107,7 @@ class Vocabulary:
         # split("\n"), not splitlines(): a word may hold characters that Python takes for line ends
         for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
             word, tab, count = line.partition("\t")
-            if not (word and tab and count.isdecimal()):
+            if not (word and tab and count.isascii() and count.isdecimal() and len(count) < _DIGITS):
                 raise DataError(f"{path}:{number}: expected word<TAB>count, found {line[:60]!r}")
             words.append(word)
             counts.append(int(count))
