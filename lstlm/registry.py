@@ -137,7 +137,7 @@ LOSSES = Registry(
         20.0,
         normalised=True,
         native_id=2,
-        prior_rate=0.002,
+        prior_rate=0.004,
     ),
 )
 
@@ -163,7 +163,7 @@ OUTPUTS = Registry(
         "lstlm.outputs.shortlist:shortlist",
         sharded="lstlm.distributed.shortlist:shortlist",
         rate=constant(1.0),
-        adagrad_rate=0.1,
+        adagrad_rate=0.05,
         optimiser="adagrad",
         reference="lstlm.bench.check:ShortlistOracle",
     ),
@@ -171,7 +171,7 @@ OUTPUTS = Registry(
         "softmax",
         "lstlm.outputs.softmax:full",
         rate=constant(1.0),
-        adagrad_rate=0.1,
+        adagrad_rate=0.05,
         dense=True,
         reference="lstlm.bench.check:SoftmaxOracle",
     ),
@@ -179,14 +179,14 @@ OUTPUTS = Registry(
         "hierarchical",
         "lstlm.outputs.hierarchical:two_level",
         rate=constant(1.0),
-        adagrad_rate=0.1,
+        adagrad_rate=0.05,
         reference="lstlm.bench.check:TwoLevelOracle",
     ),
     OutputKind(
         "adaptive",
         "lstlm.outputs.adaptive:adaptive",
         rate=constant(1.0),
-        adagrad_rate=0.1,
+        adagrad_rate=0.05,
         reference="lstlm.bench.check:AdaptiveOracle",
     ),
     OutputKind(

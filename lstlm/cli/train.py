@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lstlm.training.run.session import Summary
 
 # What a corpus alone is trained with, apart from the defaults: larger minibatches learn more in the same time.
-CORPUS_ALONE = "train: {batch_size: 512}"
+CORPUS_ALONE = ("lm-shortlist", "train.max_epochs=1", "train.batch_size=512")  # the recipe, and what is changed
 
 EPILOGUE = """\b
 Example:
@@ -158,8 +158,8 @@ def _choose_folder(config_path: Path | None, folder: Path | None, resume: str | 
 
 
 def _corpus_alone(folder: Path | None, overrides: tuple[str, ...]) -> tuple[Path, "Config"]:
-    """Return the run folder and the defaults for the corpus that --set data.dir names; there is no --config."""
-    from lstlm.config import parse_config
+    """Return the run folder and the best language model for the corpus that --set data.dir names; no --config."""
+    from lstlm.config import load_config
     from lstlm.training.run.folders import default_folder
 
     if not any(override.replace(" ", "").startswith("data.dir=") for override in overrides):
@@ -167,7 +167,8 @@ def _corpus_alone(folder: Path | None, overrides: tuple[str, ...]) -> tuple[Path
             "--config: missing; give a recipe or a configuration file, e.g. --config tiny, "
             "or a corpus alone: --set data.dir=data/demo"
         )
-    config = parse_config(CORPUS_ALONE, "defaults", overrides)
+    recipe, *changes = CORPUS_ALONE
+    config = load_config(recipe, [*changes, *overrides])
     return folder or default_folder(Path(config.data.dir)), config
 
 

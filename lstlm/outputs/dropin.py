@@ -24,15 +24,15 @@ class ShortlistSoftmax(nn.Module):
         head = ShortlistSoftmax(512, 800_000)      # classes ordered by frequency, or give counts=
         output, loss = head(h, target)             # h (m,512) or (B,T,512)
         loss.backward()                            # the exact gradient reaches h
-        head.update(lr=0.1)                        # the head's own step
+        head.update(lr=0.05)                        # the head's own step
 
     It takes the place of `torch.nn.AdaptiveLogSoftmaxWithLoss(512, 800_000, cutoffs)`. The difference: its weights are
     no parameters. `backward` leaves what belongs to them with the head, and `update(lr)` takes the step: row-wise
     Adagrad for the frequent classes, exact SGD on factors for all others, in place of the optimizer's step on a
     gradient of the size of the whole matrix. Call it once after every `backward` (or after several, which then count as
-    one larger minibatch); 0.1 suits most data, falling to 0 with the optimizer's own rate. To have it called:
+    one larger minibatch); 0.05 suits most data, falling to 0 with the optimizer's own rate. To have it called:
 
-        head.follow(optimizer, lr=0.1)             # every optimizer.step() then updates the head too,
+        head.follow(optimizer, lr=0.05)             # every optimizer.step() then updates the head too,
         scheduler = LambdaLR(optimizer, …)         # at a rate that keeps pace with the optimizer's
 
     `ignore_index` marks targets that count for nothing; an empty minibatch has loss 0. Under autocast, inputs of half

@@ -22,7 +22,7 @@ from lstlm.spherical.sweep import Block, Sweep
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
 
-TAIL_RATE = 0.02
+TAIL_RATE = 0.04
 
 
 class ShortlistOutput(RecordedOutput):

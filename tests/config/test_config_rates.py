@@ -78,6 +78,6 @@ def test_a_corpus_alone_is_enough(lstlm: Cli, corpus: Path, tmp_path: Path) -> N
     outcome = lstlm.run("train", "--set", f"data.dir={corpus}", "--run", str(run), *small)
     assert outcome.code == 0, outcome.err
     config = load_config(run / "config.yaml")
-    assert (config.output.kind, config.train.batch_size) == ("factored", 512)
+    assert (config.output.kind, config.train.batch_size) == ("shortlist", 512)
     missing = lstlm.run("train", "--run", str(tmp_path / "other"))
     assert missing.code == 2 and "or a corpus alone: --set data.dir=data/demo" in missing.err

@@ -112,6 +112,6 @@ def test_the_default_rate_follows_the_optimiser() -> None:
         return with_rates(parse_config(text), 1000).optim.output_lr
 
     assert rate("output: {kind: softmax}") == 1.0
-    assert rate("output: {kind: softmax}\noptim: {output: adagrad}") == 0.1
-    assert rate("output: {kind: shortlist, loss: taylor}") == 0.1  # adagrad is its own
+    assert rate("output: {kind: softmax}\noptim: {output: adagrad}") == 0.05
+    assert rate("output: {kind: shortlist, loss: taylor}") == 0.05  # adagrad is its own
     assert rate("output: {kind: shortlist, loss: taylor}\noptim: {output: sgd}") == 1.0
