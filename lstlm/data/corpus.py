@@ -7,6 +7,7 @@ marker makes sentence boundaries visible to vectorised code without a second arr
 from __future__ import annotations
 
 import hashlib
+import mmap
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -149,10 +150,10 @@ class Corpus:
                 raise DataError(f"{paths[VOCABULARY]}: not the vocabulary of this corpus; prepare the corpus again")
             splits = {}
             for name, part in parts.items():
-                path, counts = paths[f"{name}.ids"], (part["sentences"], part["single_word_sentences"])
-                if verify:  # by a map that goes: of the one that stays, every page would stay in memory
-                    _check_counts(Split(name, _map_ids(path), *counts), part, len(vocabulary))
-                splits[name] = Split(name, _map_ids(path), *counts)
+                split = Split(name, _map_ids(paths[f"{name}.ids"]), part["sentences"], part["single_word_sentences"])
+                if verify:
+                    _check_counts(split, part, len(vocabulary))
+                splits[name] = split
             settings = manifest["settings"]
             text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
             return cls(folder, manifest, vocabulary, splits, text)
@@ -160,6 +161,18 @@ class Corpus:
             raise DataError(f"{folder / MANIFEST}: damaged ({error!r}); prepare the corpus again") from None
         except OSError as error:
             raise DataError(f"{folder}: {error}") from None
+
+
+def drop_pages(ids: NDArray[np.uint32]) -> None:
+    """Let go of what was read of a memory-mapped array: it stays in the system's cache, but is no longer ours.
+
+    Else a process would seem to grow with what it has read, up to the size of the file.
+    """
+    base: Any = ids
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = getattr(base, "base", None)
+    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def _check_counts(split: Split, part: dict[str, Any], vocab_size: int) -> None:
@@ -174,6 +187,7 @@ def _check_counts(split: Split, part: dict[str, Any], vocab_size: int) -> None:
         if start == 0:
             single += int(len(ids) > 1 and bool(ends[1]))
         largest = max(largest, int(ids.max()))
+        drop_pages(split.ids)
     counted = {"tokens": split.tokens, "words": split.tokens - sentences, "sentences": sentences}
     counted["single_word_sentences"] = single
     wrong = [f"{part[key]!r} {key} where there are {value}" for key, value in counted.items() if part[key] != value]

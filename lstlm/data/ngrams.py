@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lstlm.data.corpus import Split
+from lstlm.data.corpus import Split, drop_pages
 from lstlm.data.vocabulary import Vocabulary
 from lstlm.data.windows import I64, Batch, Subsampler, Windows, keep_probabilities
 from lstlm.errors import CheckpointError, ConfigError, DataError
@@ -21,6 +21,8 @@ BLOCK = 1024
 """Positions in a block: consecutive on disk, so 4 KiB, one page."""
 BUFFER_BLOCKS = 64
 """Blocks permuted together: 65,536 positions, and 256 KiB of ids, which stay in the L2 cache."""
+HELD_BUFFERS = 32
+"""Buffers after which what was read is let go of: the system maps 64 KiB around each block, so 128 MiB at most."""
 AHEAD = 32
 """Batches that `coming` tells of at once."""
 
@@ -130,6 +132,8 @@ class Examples:
         self._ready: list[tuple[int, Batch]] = []  # built batches of this rank, last one first, with their global size
 
     def _load_buffer(self) -> None:
+        if self._next_buffer % HELD_BUFFERS == 0:
+            drop_pages(self._split.ids)
         positions = self._windows.select(self._order.positions(self._next_buffer), self._sampler)
         self._pending = np.concatenate((self._pending, positions))
         self._sizes.append(len(positions))

@@ -1,4 +1,5 @@
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from lstlm.data import Corpus, Split
 from lstlm.data import corpus as module
+from lstlm.data.corpus import drop_pages
 from lstlm.errors import DataError
 from lstlm.sealed import SEAL, seal
 from tests.helpers import write_tiny_corpus
@@ -143,3 +145,22 @@ def test_counting_does_not_depend_on_the_pieces(corpus: Corpus, monkeypatch: pyt
     for size in (2, 3, 7, 1000):
         monkeypatch.setattr(module, "_COUNTED", size)
         Corpus.open(corpus.folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is resident is read from /proc")
+def test_pages_that_were_read_are_let_go_of(tmp_path: Path) -> None:
+    """After opening, which counts all ids, and whenever one says so."""
+
+    def resident(path: Path) -> int:
+        blocks = Path("/proc/self/smaps").read_text().split(f" {path}\n")[1:]
+        return sum(int(line.split()[1]) for block in blocks for line in block.splitlines()[:5] if "Rss:" in line)
+
+    corpus = write_tiny_corpus(tmp_path / "corpus", sentences=3000)
+    path = tmp_path / "corpus" / "train.ids"
+    assert resident(path) == 0
+    ids = corpus.train.ids
+    total = int(ids.sum())
+    assert resident(path) >= ids.nbytes // 1024
+    drop_pages(ids)
+    assert resident(path) == 0 and int(ids.sum()) == total
+    drop_pages(np.arange(3, dtype=np.uint32))  # not mapped: nothing to do

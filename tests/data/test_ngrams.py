@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from lstlm.data import Batch, Examples, Split, Vocabulary, evaluation_batches, ngrams
 from lstlm.errors import CheckpointError, ConfigError, DataError
+from tests.helpers import write_tiny_corpus
 
 
 def make(words: int, seed: int = 0) -> tuple[Split, Vocabulary]:
@@ -204,3 +206,17 @@ def test_wrong_arguments_and_states_are_refused() -> None:
     small = Vocabulary(vocabulary.words[:10], vocabulary.counts[:10])
     with pytest.raises(DataError, match="beyond the 10 words"):
         list(evaluation_batches(split, small, context=2, batch_size=4))
+
+
+def test_what_was_read_is_let_go_of_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_tiny_corpus(tmp_path / "corpus")
+    dropped: list[int] = []
+    monkeypatch.setattr(ngrams, "BLOCK", 16)
+    monkeypatch.setattr(ngrams, "BUFFER_BLOCKS", 4)
+    monkeypatch.setattr(ngrams, "HELD_BUFFERS", 3)
+    monkeypatch.setattr(ngrams, "drop_pages", lambda ids: dropped.append(len(ids)))
+    stream = Examples(corpus.train, corpus.vocabulary, context=4, batch_size=32, seed=1)
+    for _ in range(stream.batches_per_epoch):
+        next(stream)
+    buffers = -(-corpus.train.tokens // 64)
+    assert dropped[: -(-buffers // 3)] == [corpus.train.tokens] * -(-buffers // 3)
