@@ -136,7 +136,7 @@ def _train(plan: Plan, config: str, corpus: Path, folder: Path, say: Callable[[s
     budget = {"max_minutes": plan.minutes, "max_steps": "null", "max_epochs": "null", "keep_checkpoints": 1}
     command = _command(plan, config, corpus, folder, budget)
     trained = watch(command, lambda: _steps_logged(log) > 0)
-    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    entries = _entries(log)
     last = open_checkpoint((folder / CHECKPOINTS / "last").resolve())
     size = sum(record["bytes"] for record in last.manifest["files"].values())
     few = {"max_minutes": "null", "max_steps": last.step + _STEPS_RESUMED, "log_every": 1, "eval_every": 10**9}
@@ -153,6 +153,7 @@ def _train(plan: Plan, config: str, corpus: Path, folder: Path, say: Callable[[s
         "checkpoint_bytes": size,
         "start_s": trained.until_s,
         "resume_s": resumed.until_s,
+        "resume_cpu_s": next((e[_CPU] for e in _entries(log) if e["step"] > last.step and _CPU in e), None),
     }
     say(f"{config}: {record['words_per_s']:,.0f} words/s, an epoch in {record['epoch_hours']:.1f} hours")
     return record
@@ -164,13 +165,17 @@ def _command(plan: Plan, config: str, corpus: Path, folder: Path, settings: dict
     return ["train", "--config", config, "--run", str(folder), "--threads", str(plan.threads), *sets]
 
 
-def _steps_logged(path: Path) -> int:
-    """Return the last step in a run's metrics that was trained; 0 where there is none yet."""
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics, those of them that are whole."""
     if not path.is_file():
-        return 0
+        return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    entries = (json.loads(line) for line in reversed(lines) if line.endswith("\n"))
-    return next((int(entry["step"]) for entry in entries if "loss/train" in entry), 0)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _steps_logged(path: Path) -> int:
+    """Return the last step that a run has told of; 0 where there is none yet."""
+    return next((int(entry["step"]) for entry in reversed(_entries(path)) if _TRAINING in entry), 0)
 
 
 def figures(entries: Sequence[dict[str, Any]]) -> Record:
@@ -263,6 +268,7 @@ def markdown(records: Sequence[Record]) -> str:
         ("an evaluation, s", lambda r: r["eval_s"]),
         ("start to first step, s", lambda r: r["start_s"]),
         ("resume to first step, s", lambda r: r["resume_s"]),
+        ("… in CPU seconds", lambda r: r["resume_cpu_s"]),
     ]
     parts = [table([record], prepared) for record in records if record["what"] == "prepare"]
     if trained := [record for record in records if record["what"] == "train"]:

@@ -31,7 +31,15 @@ def test_it_records_what_was_asked_and_leaves_nothing(tmp_path: Path) -> None:
     assert (prepared["what"], prepared["words"], prepared["D"]) == ("prepare", 21_000, 300)
     assert trained["label"] == "tiny" and trained["steps"] > 20 and trained["epoch_words"] == 20_000 + 800
     assert trained["epoch_hours"] == pytest.approx(trained["epoch_words"] / trained["words_per_s"] / 3600, rel=1e-4)
-    for name in ("words_per_s_first", "words_per_s_last", "eval_s", "halt_s", "background_s", "resume_s"):
+    for name in (
+        "words_per_s_first",
+        "words_per_s_last",
+        "eval_s",
+        "halt_s",
+        "background_s",
+        "resume_s",
+        "resume_cpu_s",
+    ):
         assert trained[name] > 0, name
     assert trained["checkpoints"] >= 3 and trained["checkpoint_bytes"] > 300 * 8
     assert not folder.exists()
