@@ -117,8 +117,8 @@ def _from_stdin(vectors: "Vectors") -> Iterator[Query]:
 def _answer(vectors: "Vectors", query: Query, count: int, oov: bool) -> dict[str, Any]:
     found: dict[str, str] = {}
     for word in (*query.positive, *query.negative):
-        guessed = oov and vectors.row(word, "prefer") is None
-        found[word] = instead = word if guessed else vectors.words[vectors.find(word)]
+        guessed = oov and vectors.row(_plain(vectors, word), "prefer") is None
+        found[word] = instead = word if guessed else vectors.words[vectors.find(_plain(vectors, word))]
         if guessed or word != instead:
             say(f"{word!r} has no vector; using {'its spelling' if guessed else repr(instead)}")
     positive, negative = ([found[word] for word in words] for words in (query.positive, query.negative))
@@ -129,6 +129,16 @@ def _answer(vectors: "Vectors", query: Query, count: int, oov: bool) -> dict[str
         **asked,
         "neighbours": [{"word": word, "cosine": cosine} for word, cosine in neighbours],
     }
+
+
+def _plain(vectors: "Vectors", word: str) -> str:
+    """Return a word that has no vector without the signs around it ("Water,"), if that is one word and has one."""
+    from lstlm.data.tokenise import tokenise_line
+
+    if vectors.row(word, "prefer") is not None:
+        return word
+    words = [part for part in tokenise_line(word) if part[0].isalnum()]
+    return words[0] if len(words) == 1 and vectors.row(words[0], "prefer") is not None else word
 
 
 def _print(answer: dict[str, Any], several: bool) -> None:

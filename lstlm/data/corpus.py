@@ -83,7 +83,7 @@ def sha256_of(path: Path) -> str:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare --source … --out {folder}`")
+        raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare TEXT --out {folder}`")
     try:
         data = path.read_bytes()
         manifest = read_document(data)

@@ -62,8 +62,8 @@ def open_source(
         return open_one_billion(archive, download=download, data_folder=data_folder, max_bytes=max_bytes)
     if sources[0] == "demo":
         return DemoSource()
-    train = expand_paths(sources, "--source")
-    held_out = expand_paths(valid, "--valid")
+    train = expand_paths(sources)
+    held_out = expand_paths(valid, "--valid ")
     if train.count("-") + held_out.count("-") > 1:
         raise ConfigError("--source -: the standard input can be read once only")
     both = {Path(path).resolve() for path in train} & {Path(path).resolve() for path in held_out}
@@ -73,12 +73,12 @@ def open_source(
     return FileSource(name=" ".join(sources), files=files, max_bytes=max_bytes)
 
 
-def expand_paths(names: Sequence[str], option: str) -> list[str]:
+def expand_paths(names: Sequence[str], option: str = "") -> list[str]:
     """Return the files that paths, folders (all below, but hidden ones) and globs stand for, each sorted."""
     files: list[str] = []
     for name in names:
         if not name:
-            raise ConfigError(f"{option} '': an empty name; name a file, a folder or a glob")
+            raise ConfigError(f"{option}'': an empty name; name a file, a folder or a glob")
         path = Path(name)
         if name == "-" or path.is_file() or path.is_fifo():
             found = [name]
@@ -88,11 +88,11 @@ def expand_paths(names: Sequence[str], option: str) -> list[str]:
             found = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())
         if not found:
             what = "the folder holds no files" if path.is_dir() else "no such file, folder or match"
-            raise DataError(f"{option} {name}: {what}; name text files (plain, .gz, .bz2, .xz), a folder or a glob")
+            raise DataError(f"{option}{name}: {what}; name text files (plain, .gz, .bz2, .xz), a folder or a glob")
         files += found
     repeated = {file for file in files if file != "-" and files.count(file) > 1} if len(files) < 1000 else set()
     if repeated:
-        raise ConfigError(f"{option} {min(repeated)}: named twice")
+        raise ConfigError(f"{option}{min(repeated)}: named twice")
     return files
 
 

@@ -144,3 +144,10 @@ def test_oov_answers_by_spelling(lstlm: Call, vectors: Path) -> None:
     assert lstlm("nn", vectors, "kingly").code == 2
     done = lstlm("nn", vectors, "xyzzy", "--oov")
     assert (done.code, "no part of it is in any word" in done.err) == (2, True)
+
+
+def test_signs_around_a_word_are_taken_off_where_it_has_no_vector_with_them(lstlm: Call, run_z: Path) -> None:
+    plain, signs = lstlm("nn", run_z, "old", "--json"), lstlm("nn", run_z, "“Old,”", "--json")
+    assert signs.json()["queries"][0]["neighbours"] == plain.json()["queries"][0]["neighbours"]
+    assert signs.err == "'“Old,”' has no vector; using 'old'\n"
+    assert lstlm("nn", run_z, "neither-nor").code == 2

@@ -75,7 +75,7 @@ def test_the_standard_input_and_several_sources(tmp_path: Path, text: Path) -> N
         (["--source", "{folder}/cut.gz"], 3, "cut.gz: truncated"),
         (["--source", "1b", "--data-folder", "{folder}"], 3, "--download"),
         ([], 2, "no text: name files or folders"),
-        (["--source", ""], 2, "--source '': an empty name"),
+        (["--source", ""], 2, "'': an empty name"),
         ([""], 2, "an empty name"),
     ],
 )

@@ -78,14 +78,14 @@ def test_folders_and_globs_are_sorted_and_hidden_files_left_out(tmp_path: Path) 
     for name in ("b.txt", "a.txt", "deep/c.txt", ".hidden", ".git/x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert [Path(path).name for path in expand_paths([str(tmp_path)], "--source")] == ["a.txt", "b.txt", "c.txt"]
-    assert [Path(path).name for path in expand_paths([str(tmp_path / "*.txt")], "--source")] == ["a.txt", "b.txt"]
+    assert [Path(path).name for path in expand_paths([str(tmp_path)])] == ["a.txt", "b.txt", "c.txt"]
+    assert [Path(path).name for path in expand_paths([str(tmp_path / "*.txt")])] == ["a.txt", "b.txt"]
 
 
 @pytest.mark.parametrize("name", ["none.txt", "none*.txt", "empty"])
 def test_what_is_not_there_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=rf"--source .*{name.replace('*', '.')}: (no such file|the folder holds no)"):
+    with pytest.raises(DataError, match=rf".*{name.replace('*', '.')}: (no such file|the folder holds no)"):
         open_source([str(tmp_path / name)])
 
 
