@@ -7,28 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lstlm.bench.colours import BLACK, BLUE, COLOURS, CYCLE, DASHES, GREY, ORANGE
 from lstlm.bench.labels import place
-from lstlm.bench.reach import mean_curve, seed_curves
+from lstlm.bench.learning_figure import draw_learning
 from lstlm.bench.records import Document, Record, mean_ms
 from lstlm.errors import ConfigError
 
 ENDINGS = (".png", ".pdf", ".svg")
-# Okabe and Ito's colours, which the colour-blind tell apart, without the yellow that vanishes on paper.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#777777",
-)  # fmt: skip
-COLOURS = {
-    "factored": BLUE,
-    "naive": BLACK,
-    "naive-blocked": GREY,
-    "softmax": VERMILION,
-    "hierarchical": GREEN,
-    "adaptive": PURPLE,
-    "sampled": ORANGE,
-    "shortlist": SKY,
-}
-CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
-DASHES = ("-", "--", "-.", ":")
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -65,7 +50,7 @@ def draw(document: Document, path: Path) -> list[Path]:
     makers: dict[str, dict[str, Callable[[Any, list[Record]], None]]] = {
         "output": {"": _timing, "-speedup": _speedup},
         "model": {"": _model},
-        "learning": {"": _learning},
+        "learning": {"": draw_learning},
         "data": {"": _data},
         "distributed": {"": _distributed},
     }
@@ -140,13 +125,11 @@ def _timing(figure: Any, records: list[Record]) -> None:
     colours = {name: _look(name, list(lines))["color"] for name in lines}
     largest = max(y for _, y in ends.values())
     dear = {name: end for name, end in ends.items() if end[1] > 0.05 * largest}
-    cheap = [name for name in ends if name not in dear]
-    place(left, dear, colours)
-    if cheap:
-        y = max(ends[name][1] for name in cheap)
+    if cheap := [name for name in ends if name not in dear]:
         text = "the others, near 0" if len(cheap) > 2 else ", ".join(cheap)
-        left.annotate(text, (0.5, y), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points",
-                      ha="center", fontsize=8, color=colours[cheap[0]])  # fmt: skip
+        dear[text] = max((ends[name] for name in cheap), key=lambda end: end[1])
+        colours[text] = GREY if len(cheap) > 2 else colours[cheap[0]]
+    place(left, dear, colours)
     biggest = max(x for x, _ in ends.values())
     place(right, ends | {"GEMM floor": (biggest, floor)}, colours | {"GEMM floor": GREY})
     figure.suptitle(_setting(records), x=0.01, ha="left", fontsize=9, color="#444444")
@@ -227,51 +210,6 @@ def _model(figure: Any, records: list[Record]) -> None:
     if not several:
         text = f"D = {first['D']:,}, {text}"
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
-
-
-PANELS = (
-    ("simlex", "SimLex-999, Spearman's ρ"),
-    ("wordsim", "WordSim-353, Spearman's ρ"),
-    ("top10", "validation top-10 (share)"),
-    ("perplexity", "validation perplexity"),
-)
-
-
-def _learning(figure: Any, records: list[Record]) -> None:
-    """Scores against training time: a line a model, the mean over seeds, and every seed as a thin line.
-
-    Dashed: the vectors of the output side.
-    """
-    panels = [panel for panel in PANELS if any(r.get(panel[0]) is not None for r in records)]
-    if not panels:
-        raise ConfigError("--plot: the records hold no score")
-    figure.set_size_inches(4.6 * min(2, len(panels)), 3.4 * -(-len(panels) // 2))
-    grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
-    labels = list(dict.fromkeys(r["label"] for r in records))
-    unit = "training time (CPU s)" if any(r.get("clock") == "cpu" for r in records) else "training time (s)"
-    colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
-    for axes, (key, title) in zip(grid.flat, panels, strict=False):
-        ends = {}
-        for label in labels:
-            curves = seed_curves(records, label, key)
-            for xs, ys in curves:
-                axes.plot(xs, ys, color=colours[label], linewidth=0.7, alpha=0.45)
-            if curves:
-                xs, ys = mean_curve(curves)
-                axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
-                ends[label] = (xs[-1], ys[-1])
-            if outputs := seed_curves(records, label, f"{key}_output"):
-                axes.plot(*mean_curve(outputs), color=colours[label], linestyle="--", linewidth=0.9)
-        axes.set(xlabel=unit, title=title)
-        if key == "perplexity":
-            axes.set_yscale("log")
-            low, high = axes.get_ylim()
-            labelled = "123456789" if high < 5 * low else "125"  # first digits: more would overlap
-            for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                axis_formatter(lambda y, _, digits=labelled: f"{y:,.0f}" if f"{y:e}"[0] in digits else "")
-        place(axes, ends, colours)
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
 
 
 def _data(figure: Any, records: list[Record]) -> None:

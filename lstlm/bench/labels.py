@@ -61,6 +61,7 @@ def place(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[s
                 "arrowstyle": "-",
                 "color": colours[name],
                 "linewidth": 0.5,
+                "linestyle": (0, (1, 2)),  # dotted: a leader is no data
                 "shrinkA": 0,
                 "shrinkB": 2,
                 "relpos": (0, 0.5),

@@ -151,7 +151,12 @@ def _need_gensim() -> None:
 
 
 def _common(plan: Plan, label: str, corpus: Corpus, seed: int) -> Record:
-    sizes = {"D": len(corpus.vocabulary), "words": corpus.train.words, "threads": torch.get_num_threads()}
+    sizes = {
+        "corpus": corpus.folder.name,
+        "D": len(corpus.vocabulary),
+        "words": corpus.train.words,
+        "threads": torch.get_num_threads(),
+    }
     return {"label": label, "seed": seed, **sizes, "clock": "cpu" if plan.cpu_time else "wall"}
 
 

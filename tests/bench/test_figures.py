@@ -6,10 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from lstlm.bench import figures, model
 from lstlm.bench.labels import spread
+from lstlm.bench.learning_figure import draw_learning
 from lstlm.bench.records import Record
 from lstlm.errors import ConfigError
 
@@ -119,6 +122,71 @@ def test_ranks_are_lines_over_the_examples_of_a_rank(tmp_path: Path) -> None:
     for name in ("1 rank", "2 ranks, memory", "2 ranks, gloo", "D = 10,000", "D = 1,000,000"):
         assert f">{name}<" in text
     assert "examples a rank and step, m" in text and "words/s, all ranks together" in text
+
+
+def crossed_labels(figure: Any) -> list[str]:
+    """Return the names in a drawn figure that a line of data runs through, or that overlap another name."""
+    figure.canvas.draw()
+    texts = [text for axes in figure.axes for text in axes.texts if text.get_text()]
+    boxes = [Text.get_window_extent(text) for text in texts]  # the words, without the leader to the line
+    points = []  # of all lines, close enough that none jumps over a letter
+    for axes in figure.axes:
+        for line in axes.lines:
+            path = line.get_path().transformed(line.get_transform()).interpolated(400).vertices
+            points.append(path[((path >= axes.bbox.p0) & (path <= axes.bbox.p1)).all(axis=1)])
+    lines = np.concatenate(points)
+    crossed = []
+    for text, box in zip(texts, boxes, strict=True):
+        inside = ((lines > [box.x0, box.y0]) & (lines < [box.x1, box.y1])).all(axis=1)
+        if inside.any() or any(box.overlaps(other) for other in boxes if other is not box):
+            crossed.append(text.get_text())
+    return crossed
+
+
+@pytest.mark.parametrize("kind", ["output", "speedup", "learning", "distributed"])
+def test_no_line_runs_through_a_name(kind: str) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    makers = {
+        "output": figures._timing,
+        "speedup": figures._speedup,
+        "learning": draw_learning,
+        "distributed": figures._distributed,
+    }
+    records = list(DOCUMENTS.get(kind, output_records()))
+    if kind == "output":  # a line that rises slowly over all that is near 0
+        low = [r for r in output_records() if r["method"] == "sampled"]
+        records += [{**r, "method": "adaptive", "step_ms_mean": r["D"] / 4000} for r in low]
+    figure = Figure(figsize=(9.0, 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    makers[kind](figure, records)
+    assert crossed_labels(figure) == []
+
+
+def test_the_check_of_names_finds_a_crossing() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1])
+    axes.annotate("crossed", (0.5, 0.5), ha="center", va="center")
+    axes.annotate("free", (0.1, 0.8))
+    assert crossed_labels(figure) == ["crossed"]
+
+
+def test_the_learning_figure_explains_itself(tmp_path: Path) -> None:
+    facts = {"corpus": "shard", "words": 7_000_000, "D": 39_932, "wordsim": 0.03, "simlex_output": 0.2}
+    records = [{**record, **facts} for record in learning_records()]
+    (path,) = figures.draw({"benchmark": "learning", "records": records}, tmp_path / "f.svg")
+    text = path.read_text(encoding="utf-8")
+    assert "shard: 7,000,000 words of text, vocabulary 39,932; mean of 2 seeds, thin: each of them" in text
+    assert "dashed: vectors of the output side" in text
+    # within two standard errors of 0 there is nothing to see
+    assert "WordSim-353 within two standard errors of 0, not drawn" in text and "WordSim-353, Spearman" not in text
+    assert "SimLex-999, Spearman" in text
 
 
 def test_the_speedup_is_that_of_the_same_loss() -> None:

@@ -1,0 +1,90 @@
+"""The picture of `bench learning`: scores against training time, from records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lstlm.bench.colours import CYCLE
+from lstlm.bench.labels import place
+from lstlm.bench.reach import mean_curve, seed_curves
+from lstlm.bench.records import Record
+from lstlm.errors import ConfigError
+
+PANELS = (
+    ("simlex", "SimLex-999, Spearman's ρ"),
+    ("wordsim", "WordSim-353, Spearman's ρ"),
+    ("top10", "validation top-10 (share)"),
+    ("perplexity", "validation perplexity"),
+)
+# Two standard errors of a correlation, 2/√pairs: a panel where no model gets beyond shows chance, and is left out.
+CHANCE = {"simlex": 2 / 999**0.5, "wordsim": 2 / 353**0.5}
+
+
+def draw_learning(figure: Any, records: list[Record]) -> None:
+    """Draw a line a model, the mean over seeds; thin: every seed; dashed: the vectors of the output side."""
+    scored = [panel for panel in PANELS if any(r.get(panel[0]) is not None for r in records)]
+    if not scored:
+        raise ConfigError("--plot: the records hold no score")
+    panels = [panel for panel in scored if not _is_chance(records, panel[0])] or scored
+    figure.set_size_inches(4.6 * min(2, len(panels)), 3.4 * -(-len(panels) // 2) + 0.3)
+    grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
+    labels = _labels(records)
+    unit = "training time (CPU s)" if any(r.get("clock") == "cpu" for r in records) else "training time (s)"
+    colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
+    for axes, (key, title) in zip(grid.flat, panels, strict=False):
+        ends = {}
+        for label in labels:
+            curves = seed_curves(records, label, key)
+            for xs, ys in curves if len(curves) > 1 else ():
+                axes.plot(xs, ys, color=colours[label], linewidth=0.7, alpha=0.45)
+            if curves:
+                xs, ys = mean_curve(curves)
+                axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
+                ends[label] = (xs[-1], ys[-1])
+            if outputs := seed_curves(records, label, f"{key}_output"):
+                axes.plot(*mean_curve(outputs), color=colours[label], linestyle="--", linewidth=0.9)
+        axes.set(xlabel=unit, title=title)
+        if key == "perplexity":
+            _logarithmic(axes)
+        place(axes, ends, colours)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    left_out = [title.partition(",")[0] for key, title in scored if (key, title) not in panels]
+    figure.suptitle(_caption(records, left_out), x=0.01, ha="left", fontsize=9, color="#444444")
+
+
+def _labels(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(r["label"] for r in records))
+
+
+def _is_chance(records: Sequence[Record], key: str) -> bool:
+    """Whether no model's mean curve, of input or output vectors, leaves what chance alone would give."""
+    found = [seed_curves(records, label, name) for label in _labels(records) for name in (key, f"{key}_output")]
+    return key in CHANCE and all(abs(y) <= CHANCE[key] for curves in found if curves for y in mean_curve(curves)[1])
+
+
+def _logarithmic(axes: Any) -> None:
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    labelled = "123456789" if high < 5 * low else "125"  # first digits: more would overlap
+    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis_formatter(lambda y, _, digits=labelled: f"{y:,.0f}" if f"{y:e}"[0] in digits else "")
+
+
+def _caption(records: Sequence[Record], left_out: Sequence[str]) -> str:
+    """Say which corpus, how many seeds, what the thin and the dashed lines are, and which scores are not drawn."""
+    first = records[0]
+    parts = []
+    if "words" in first:
+        name = f"{first['corpus']}: " if "corpus" in first else ""
+        parts.append(f"{name}{first['words']:,} words of text, vocabulary {first['D']:,}")
+    seeds = {len({r["seed"] for r in records if r["label"] == label}) for label in _labels(records)}
+    if max(seeds) > 1:
+        count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+        parts.append(f"mean of {count} seeds, thin: each of them")
+    if any(r.get(f"{key}_output") is not None for r in records for key, _ in PANELS):
+        parts.append("dashed: vectors of the output side")
+    if left_out:
+        parts.append(f"{' and '.join(left_out)} within two standard errors of 0, not drawn")
+    return "; ".join(parts)
