@@ -16,7 +16,7 @@ from tests.helpers import PATIENCE_S, wait_until
 from tests.training.harness import Cli, figures
 
 Get = Callable[..., Any]
-TAGS = ("loss/train", "eval/loss", "lst/weight_norm")
+TAGS = ("loss/train", "eval/loss", "lst/weight_norm", "progress/words")
 
 
 def serve(logdir: Path) -> Get:
@@ -80,13 +80,32 @@ def test_a_real_server_serves_the_run(lstlm: Cli, tmp_path: Path) -> None:
         steps = [step for step, _ in served]
         assert steps == sorted(set(steps)), f"{tag}: what came after step 20 must be hidden, then written once"
         assert dict(served) == pytest.approx(figures(run, tag), rel=1e-6)
+    check_words(get, run)
     check_settings(get)
     check_projector(get, run)
 
 
+def check_words(get: Get, run: Path) -> None:
+    """Runs compare by words seen, before the resumption and after it; what never changes has no card."""
+    tags = set(json.loads(get("plugin/scalars/tags"))["."])
+    assert tags.isdisjoint({"eval/simlex_pairs", "eval/words"})
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for name, words, tag in (
+        ("loss/train", "progress/words", "by_words/loss_train"),
+        ("eval/loss", "eval/words", "by_words/loss"),
+    ):
+        expected = [(line[words], pytest.approx(line[name], rel=1e-6)) for line in lines if name in line]
+        assert len(expected) == len(figures(run, name)) >= 3 and series(get, tag) == expected
+
+
 def check_settings(get: Get) -> None:
     layout = json.loads(get("plugin/custom_scalars/layout"))
-    assert [category["title"] for category in layout["category"]] == ["Learning", "Time", "Output layer"]
+    assert [category["title"] for category in layout["category"]] == [
+        "Learning",
+        "Against words seen",
+        "Time",
+        "Output layer",
+    ]
     text = json.loads(get("plugin/text/text", run=".", tag="config/text_summary"))
     assert "batch_size" in text[-1]["text"]
     groups = session_groups(get)

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,6 +34,13 @@ def cut_after(path: Path, step: int) -> None:
         if keep:
             kept.append(line)
     write_atomic(path, "".join(kept))
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a whole metrics.jsonl, as `cut_after` leaves it; none where there is no such file."""
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
 
 
 class MetricsFile:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm.training.log.console import Console
-from lstlm.training.log.metrics import MetricsFile, cut_after, finite_or_none
+from lstlm.training.log.metrics import MetricsFile, cut_after, finite_or_none, read_metrics
 from lstlm.training.log.tensorboard import Board
 from lstlm.training.run.files import write_json
 
@@ -28,7 +28,10 @@ class RunLog:
         path = self._folder / "metrics.jsonl"
         cut_after(path, step)
         # A new run purges nothing, but says so: TensorBoard takes only the second mark of a run for a restart.
-        return MetricsFile(path), Board(self._folder, purge_step=step + 1 if step else 0)
+        board = Board(self._folder, purge_step=step + 1 if step else 0)
+        for values in read_metrics(path):
+            board.by_words(values)  # words are larger numbers than steps, so that the purge took these, too
+        return MetricsFile(path), board
 
     def train(self, step: int, values: Mapping[str, Any], elapsed: float) -> None:
         """Log an interval of training."""

@@ -10,11 +10,28 @@ from torch.utils.tensorboard.summary import hparams
 
 _HPARAM_METRICS = ("eval/loss", "eval/perplexity", "eval/top1", "eval/top10", "eval/simlex_spearman")
 _PHASES = ("data", "hidden_forward", "output", "backward", "update", "stabilise", "trainer")
+# Runs with other minibatches compare by the words that they have seen: these figures are logged against words, too.
+_BY_WORDS = {
+    "loss/train": "by_words/loss_train",
+    "eval/loss": "by_words/loss",
+    "eval/perplexity": "by_words/perplexity",
+    "eval/top10": "by_words/top10",
+    "eval/simlex_spearman": "by_words/simlex",
+}
+_WORDS = ("progress/words", "eval/words")  # the words seen, in lines of training and of evaluation
+_NO_CARD = ("eval/simlex_pairs", "eval/words")  # for metrics.jsonl: one number for the whole run, and an axis
 _LAYOUT = {
     "Learning": {
         "Loss": ["Multiline", ["loss/train", "eval/loss"]],
+        "Perplexity": ["Multiline", ["eval/perplexity"]],
         "Hits": ["Multiline", ["eval/top1", "eval/top10"]],
         "SimLex-999": ["Multiline", ["eval/simlex_spearman"]],
+    },
+    "Against words seen": {
+        "Loss": ["Multiline", ["by_words/loss_train", "by_words/loss"]],
+        "Perplexity": ["Multiline", ["by_words/perplexity"]],
+        "Hits among ten": ["Multiline", ["by_words/top10"]],
+        "SimLex-999": ["Multiline", ["by_words/simlex"]],
     },
     "Time": {
         "Milliseconds a step": ["Multiline", [f"time/{phase}" for phase in _PHASES]],
@@ -52,7 +69,18 @@ class Board:
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=15)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write all numbers as one event: one record to encode and queue, not twenty."""
+        """Write all numbers as one event: one record to encode and queue, not twenty; some against words as well."""
+        self._numbers(step, {tag: value for tag, value in values.items() if tag not in _NO_CARD})
+        self.by_words(values)
+
+    def by_words(self, values: Mapping[str, Any]) -> None:
+        """Write the figures that compare runs with the words seen in the place of the step."""
+        found = {tag: values[name] for name, tag in _BY_WORDS.items() if name in values}
+        words = next((values[name] for name in _WORDS if name in values), None)
+        if found and words is not None:
+            self._numbers(int(words), found)
+
+    def _numbers(self, step: int, values: Mapping[str, Any]) -> None:
         pairs = [(tag, value) for tag, value in values.items() if isinstance(value, int | float)]
         self._add(Summary(value=[Summary.Value(tag=tag, simple_value=float(value)) for tag, value in pairs]), step)
 

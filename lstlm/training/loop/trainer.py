@@ -209,7 +209,8 @@ class Trainer:
         self._unsaved = True
         self.figures = figures
         seconds = self.now() - began
-        self.log.evaluation(self.progress.step, {**figures, "time/eval_s": seconds}, best=best)
+        facts = {"eval/words": self.progress.words, "time/eval_s": seconds}
+        self.log.evaluation(self.progress.step, {**figures, **facts}, best=best)
         self.progress.aside += seconds
         return best
 
