@@ -70,9 +70,9 @@ def _memory() -> int | None:
 def _torch() -> dict[str, Any]:
     import torch
 
-    from lstlm.spherical.native import kernel_for
+    from lstlm.kernels import choice
 
-    build, kernel = torch.__config__.show(), kernel_for(torch.zeros(1))
+    build = torch.__config__.show()
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         blas = next((line.strip(" -") for line in build.splitlines() if "Math Kernel Library" in line), "MKL")
     else:
@@ -85,8 +85,7 @@ def _torch() -> dict[str, Any]:
         "threads_interop": torch.get_num_interop_threads(),
         "blas": blas,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "compiled_kernel": kernel is not None,
-        "own_product": kernel is not None and kernel.own_product,
+        **choice.describe(),
         "cuda": torch.version.cuda,
         "distributed": torch.distributed.is_available(),
         "devices": devices,

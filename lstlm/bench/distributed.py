@@ -27,8 +27,8 @@ from lstlm.bench.timing import percentile
 from lstlm.config import Config
 from lstlm.data import Corpus
 from lstlm.distributed import Ranks
-from lstlm.distributed.steps import LOW_RANK_UP_TO
 from lstlm.errors import LstlmError, NumericsError
+from lstlm.spherical.steps import LOW_RANK_UP_TO
 from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.ranked import RankLearner
 

@@ -14,8 +14,8 @@ from lstlm.errors import ConfigError
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.registry import LOSSES, OUTPUTS
 from lstlm.spherical import DenseSphericalOutput, make_loss
-from lstlm.spherical.dense import squared_error_step
 from lstlm.spherical.stabilise import PAPER_PERIOD
+from lstlm.spherical.steps.dense import squared_error_step
 
 BENCH_ONLY = {"naive-blocked": "naive", "log_prob": "factored"}  # other ways to use a kind of layer
 STABILISERS = ("lazy", "none", "restore", "svd", "power")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import join_rows
-from lstlm.spherical.dense import DenseState, Plain
-from lstlm.spherical.touched_rows import Gradient
+from lstlm.spherical.steps.common import with_bias
+from lstlm.spherical.steps.dense import Dense, DenseState
 
 
 class ShardedDenseState(DenseState):
@@ -26,8 +26,8 @@ class ShardedDenseState(DenseState):
     def D(self) -> int:
         return self.vocab
 
-    def begin(self, H: Tensor, ids: Tensor) -> PlainHere:
-        return PlainHere(self, H, ids)
+    def begin(self, h: Tensor, ids: Tensor) -> DenseHere:
+        return DenseHere(self, h, ids)
 
     def p_of(self, p: Tensor, ids: Tensor | slice) -> Tensor:
         return p[self.ranks.rank :: self.ranks.world][ids] if isinstance(ids, slice) else p[ids]
@@ -44,14 +44,15 @@ class ShardedDenseState(DenseState):
         return float(self.ranks.total_(mine))
 
 
-class PlainHere(Plain):
+class DenseHere(Dense):
     """One global minibatch H (m,d) through the rows that are here: O(Dmd/world), and O(md) sent."""
 
     state: ShardedDenseState
 
-    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, s (m,) and the outputs at the targets (m,K), summed over the ranks."""
+    def read(self) -> None:
+        """Compute the outputs, summed over the ranks."""
         state, ranks = self.state, self.state.ranks
+        self.H = with_bias(self.h, state.d)
         O = self.O = self.H @ state.W.T  # noqa: E741  (the paper's letter)
         self.here = self.ids % ranks.world == ranks.rank
         self.example, self.place = self.here.nonzero()[:, 0], self.ids[self.here] // ranks.world
@@ -59,18 +60,17 @@ class PlainHere(Plain):
         figures[:, 0] = torch.linalg.vecdot(O, O)
         figures[:, 1] = O.sum(1) if state.p is None else O @ state.p_of(state.p, slice(None))
         figures[:, 2:][self.here] = O[self.example, self.place]
-        ranks.total_(figures)
-        return figures[:, 0], figures[:, 1], figures[:, 2:]
+        self.outputs = ranks.total_(figures).T.to(torch.float64).contiguous()
 
-    def backward(self, gradient: Gradient) -> Tensor:
+    def backward(self, partials: Tensor) -> Tensor:
         """Return this rank's rows of ∇H = ∇O W, summed over the ranks, with ∇O = 2 dq ∘ O + ds ⊗ p + Y."""
-        state = self.state
-        dO = self.dO = self.O.mul_((2 * gradient.dq)[:, None])
-        if gradient.ds is not None:
+        self.partials, state = partials, self.state
+        dO = self.dO = self.O.mul_((2 * self.dq)[:, None])
+        if self.ds is not None:
             p = dO.new_ones(dO.shape[1]) if state.p is None else state.p_of(state.p, slice(None))
-            dO.addr_(gradient.ds, p)
+            dO.addr_(self.ds, p)
         # accumulate: a word that is the target twice, even within one example, must count twice
-        dO.index_put_((self.example, self.place), gradient.do[self.here], accumulate=True)
+        dO.index_put_((self.example, self.place), self.do[self.here], accumulate=True)
         return state.ranks.total_(dO @ state.W)[state.ranks.part(len(self.H))]
 
     def grad_norm(self) -> float:

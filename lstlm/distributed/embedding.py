@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import check_enough_words, join_rows, rows_of_rank
 from lstlm.errors import ConfigError
-from lstlm.spherical.rows import RowValues, outside
+from lstlm.kernels.ops import RowValues, outside
 
 
 class ShardedEmbedding(nn.Module):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lstlm.distributed.dense import PlainHere, ShardedDenseState
+from lstlm.distributed.dense import ShardedDenseState
 from lstlm.distributed.ranks import Ranks, even_parts
 from lstlm.distributed.shards import check_enough_words
 from lstlm.distributed.state import ShardedState
-from lstlm.distributed.steps import LowRankHere, SquareHere, begin, few
+from lstlm.distributed.steps import SquareHere, begin, few
 from lstlm.errors import ConfigError
 from lstlm.output_layer import OutputLayer
 from lstlm.outputs import spherical
@@ -22,7 +22,7 @@ from lstlm.outputs.making import frequencies_of, making_of
 from lstlm.registry import OUTPUTS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
-from lstlm.spherical.pending import Step
+from lstlm.spherical.steps import Step
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -40,27 +40,27 @@ class OverRanks(SphericalHead):
         self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
         super().__init__(hidden, vocab, *args, **settings)
 
-    def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gather(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.examples = 0
         if not self.training:
-            return H, ids, values
-        sizes, widths = zip(*self.ranks.numbers([len(H), ids.shape[1]]), strict=True)
+            return h, ids, values
+        sizes, widths = zip(*self.ranks.numbers([len(h), ids.shape[1]]), strict=True)
         even_parts(sizes, "the output layer")
         self.examples = sum(sizes)
         if (fill := max(widths) - ids.shape[1]) > 0:  # up to the same K: an id of the same example, with value 0
             ids = torch.cat([ids, ids[:, :1].expand(-1, fill)], 1)
             values = pad(values, (0, fill))
-        # one message: ids, values and H, where it is needed, side by side, as whatever they are all made of
+        # one message: ids, values and h, where it is needed, side by side, as whatever they are all made of
         parts, unit = (
-            ((ids, values, H), torch.uint8) if self._needs_all(self.examples) else ((ids, values), torch.int64)
+            ((ids, values, h), torch.uint8) if self._needs_all(self.examples) else ((ids, values), torch.int64)
         )
         rows = [part.contiguous().view(unit) for part in parts]
         found = torch.split(self.ranks.gather(torch.cat(rows, 1), sizes), [row.shape[1] for row in rows], dim=1)
         ids, values, *whole = (got.contiguous().view(part.dtype) for got, part in zip(found, parts, strict=True))
-        return whole[0] if whole else H.contiguous(), ids, values
+        return whole[0] if whole else h.contiguous(), ids, values
 
     def _needs_all(self, m: int) -> bool:
-        """Say whether every rank needs H of all m examples."""
+        """Say whether every rank needs h of all m examples."""
         return True
 
     def _gather_upstream(self, upstream: Tensor) -> Tensor:
@@ -95,20 +95,20 @@ class ShardedOutput(OverRanks, SphericalOutput):
 
     state: ShardedState
 
-    def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> ShardedState:
-        return ShardedState(W, self._initial_shape[0], self.ranks, p, lazy=lazy)
+    def _new_state(self, W: Tensor, p: Tensor | None, **settings: Any) -> ShardedState:
+        return ShardedState(W, self._initial_shape[0], self.ranks, p, **settings)
 
     def _needs_all(self, m: int) -> bool:
         return few(self.state, m)
 
-    def _begin(self, H: Tensor, ids: Tensor) -> LowRankHere | SquareHere:
-        return begin(self.state, H, ids)
+    def _new_step(self, h: Tensor, ids: Tensor) -> Step:
+        return begin(self.state, h, ids)
 
     def _pending_step(self) -> Step:
         if len(self._pending) > 1:  # merged, the examples of a rank are no longer its even part
             for pending in self._pending:
                 if isinstance(pending.step, SquareHere):
-                    pending.step.gather_H()
+                    pending.step.gather_h()
         return super()._pending_step()
 
 
@@ -120,9 +120,6 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
     def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
         super().__init__(ranks, hidden, vocab, *args, **settings)
         self.state = ShardedDenseState(self.state.W, vocab, ranks, self.state.p)
-
-    def _begin(self, H: Tensor, ids: Tensor) -> PlainHere:
-        return self.state.begin(H, ids)
 
 
 def make_sharded_output(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lstlm.distributed.ranks import Ranks
 from lstlm.errors import ConfigError
-from lstlm.spherical.history import History
+from lstlm.spherical.stabilise.history import History
 
 STATES = ("output.state.", "output.tail.state.")
 """Where a network keeps the state of a factored layer: as its output, or as the tail of a shortlist."""
@@ -79,7 +79,7 @@ def _settle(
     prefix = place + "history."
     V = rows[place + "V"] = rows[place + "V"].clone()
     past = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    history = History(len(V), V.shape[1], like=V, segments=len(past["X"]) - 1)
+    history = History(len(V), V.shape[1], V, segments=len(past["X"]) - 1, repairs=past["X"].shape[1])
     history.load_state_dict({**past, "stamp": stamp})
     for start in range(0, len(V), _BLOCK):
         block = slice(start, min(start + _BLOCK, len(V)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import join_rows, rows_of_rank
 from lstlm.errors import ConfigError
-from lstlm.spherical.history import MOST_SEGMENTS, History
+from lstlm.spherical.stabilise.history import History
 from lstlm.spherical.state import FactoredState
 
 
@@ -22,10 +22,10 @@ class ShardedState(FactoredState):
     in the same order, so that the replicas stay equal to the last bit.
     """
 
-    def __init__(self, W: Tensor, vocab: int, ranks: Ranks, p: Tensor | None = None, *, lazy: bool = True) -> None:
+    def __init__(self, W: Tensor, vocab: int, ranks: Ranks, p: Tensor | None = None, **settings: Any) -> None:
         """Start from this rank's rows of W."""
         self.ranks, self.vocab = ranks, vocab  # plain attributes: super().__init__ already asks for D and sums
-        super().__init__(W, p, lazy=lazy)
+        super().__init__(W, p, **settings)
 
     @property
     def D(self) -> int:
@@ -33,9 +33,7 @@ class ShardedState(FactoredState):
 
     def _new_history(self, lazy: bool) -> History:
         # The same on all ranks, though shards may differ by a row: only the stamps are a rank's own.
-        most = rows_of_rank(self.vocab, 0, self.ranks.world)
-        segments = min(MOST_SEGMENTS, max(2, math.isqrt(most // self.d)))
-        return History(most, self.d, like=self.V, segments=segments if lazy else 0)
+        return self._history_of(rows_of_rank(self.vocab, 0, self.ranks.world), lazy)
 
     def total(self, x: Tensor) -> Tensor:
         return self.ranks.total_(x)
@@ -73,12 +71,12 @@ class ShardedState(FactoredState):
     def bring_forward(self, ids: Tensor) -> None:
         """Do nothing: which rows of this rank the others' minibatches touch is not known here."""
 
-    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
+    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, weights: Tensor) -> None:
         if not self.history.empty:
-            self.write(ids, rows)
+            self.write(ids.reshape(-1), rows)
         here = self.owned(ids)
         # index_add_, not V[ids] += …: a word that is the target twice must count twice
-        self.V.index_add_(0, ids[here] // self.ranks.world, change[here])
+        self.V.index_add_(0, ids[here] // self.ranks.world, (weights[..., None] * change[:, None])[here])
 
     def materialise(self) -> Tensor:
         """Return W (D,d) on every rank. O(Dd²/world), and all of W over the wire."""

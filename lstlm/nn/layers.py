@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +11,8 @@ from torch.autograd.graph import increment_version
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.spherical.native import Kernel, kernel_for, plain
-from lstlm.spherical.rows import RowValues, read_rows
+from lstlm.kernels import ops
+from lstlm.kernels.ops import RowValues, read_rows
 
 # the gain of each activation: it keeps the variance of a layer's output near that of its input
 _GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
@@ -87,8 +85,8 @@ class SparseEmbedding(nn.Module):
 class HiddenLayers(nn.Sequential):
     """x ↦ f(A x + a) for each layer in turn, f one of tanh, relu, identity; no layers at all for no sizes.
 
-    It holds plain `nn.Linear`s; forward and backward are written out because autograd's own spend a tenth of
-    the time on passes that three products a layer do not need, and where the kernel was compiled they are its work.
+    It holds plain `nn.Linear`s; forward and backward are operations of `kernels`, because autograd's own spend a tenth
+    of the time on passes that three products a layer do not need.
     """
 
     def __init__(self, inputs: int, config: ModelConfig, like: Tensor, generator: torch.Generator | None) -> None:
@@ -124,18 +122,24 @@ class HiddenLayers(nn.Sequential):
 
 
 class HiddenPass:
-    """A minibatch on its way through the hidden layers, to h (m,hidden), and back, without autograd."""
+    """A minibatch x (m,inputs) on its way through the hidden layers, to h (m,hidden), and back, without autograd."""
 
     @torch.no_grad()
-    def __init__(self, x: Tensor, activation: str, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, x: Tensor, activation: str, parameters: list[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self.parameters, self._way = parameters, way_for(x, activation, parameters)
-        self.h, self._kept = self._way.forward(x, parameters)
+        self.x, self.activation, self.parameters = x, activation, parameters
+        self._results = ops.hidden_forward(x, parameters[::2], parameters[1::2], activation) if parameters else []
+        self.h = self._results[-1].T if parameters else x
 
     @torch.no_grad()
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of x and of the parameters, given that of h."""
-        return self._way.backward(self._kept, self.parameters[::2], _like(gradient, self.h), wanted=True)
+        if gradient.shape != self.h.shape or gradient.dtype != self.h.dtype:
+            wanted = f"{self.h.dtype} {tuple(self.h.shape)}"
+            raise ConfigError(f"the gradient is {gradient.dtype} {tuple(gradient.shape)}, h is {wanted}")
+        if not self.parameters:
+            return gradient, []
+        return ops.hidden_backward(self.x, self.parameters[::2], self._results, gradient.T, self.activation)
 
 
 class _Autograd(torch.autograd.Function):
@@ -143,134 +147,41 @@ class _Autograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        ctx.way = way_for(x, activation, parameters)
-        h: Tensor
-        h, kept = ctx.way.forward(x, parameters)
-        ctx.save_for_backward(*kept, *parameters[::2])
-        return h
+        results = ops.hidden_forward(x, [*parameters[::2]], [*parameters[1::2]], activation)
+        ctx.activation = activation
+        ctx.save_for_backward(x, *results, *parameters[::2])
+        return results[-1].T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        layers = len(ctx.saved_tensors) // 2
-        kept, matrices = ctx.saved_tensors[: layers + 1], ctx.saved_tensors[layers + 1 :]
-        dx, gradients = ctx.way.backward(kept, matrices, gradient, wanted=ctx.needs_input_grad[0])
+        x, *saved = ctx.saved_tensors
+        results, matrices = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        wanted = ctx.needs_input_grad[0]
+        dx, gradients = ops.hidden_backward(x, matrices, results, gradient.T, ctx.activation, wanted=wanted)
         return dx, None, *gradients
 
 
-def _like(gradient: Tensor, h: Tensor) -> Tensor:
-    """Return the gradient of h, if it can be that."""
-    if gradient.shape != h.shape or gradient.dtype != h.dtype:
-        raise ConfigError(f"the gradient is {gradient.dtype} {tuple(gradient.shape)}, h is {h.dtype} {tuple(h.shape)}")
-    return gradient
-
-
-class Plain:
-    """Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) with Y_0 = xᵀ and hᵀ the last, by torch.
-
-    Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
-    minibatch in the same way, neither turns h around nor its gradient.
-    """
-
-    def __init__(self, activation: str) -> None:
-        self.activation = activation
-
-    def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return h, and what `backward` wants to see again: x or xᵀ, and every Y."""
-        columns = [x.T]
-        for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-            Z = torch.addmm(a[:, None], A, columns[-1])
-            columns.append(Z.tanh_() if self.activation == "tanh" else Z.relu_() if self.activation == "relu" else Z)
-        return columns[-1].T, columns
-
-    def backward(
-        self, kept: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the gradients of x, where it is wanted, and of weights and biases in turn, given that of h."""
-        dY, gradients = gradient.T, []
-        for i, A in reversed([*enumerate(matrices)]):
-            X, Y, dZ = kept[i], kept[i + 1], dY
-            if self.activation == "tanh":
-                dZ = torch.ops.aten.tanh_backward(dY, Y)
-            elif self.activation == "relu":
-                dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
-            gradients += [dZ.sum(1), dZ @ X.T]
-            if wanted or i > 0:
-                dY = A.T @ dZ
-        return dY.T if wanted else None, gradients[::-1]
-
-
-class Compiled(Plain):
-    """The same in one call each."""
-
-    def __init__(self, activation: str, kernel: Kernel) -> None:
-        super().__init__(activation)
-        self.kernel, self.number = kernel, ("identity", "tanh", "relu").index(activation)
-
-    def layers_for_c(self, tensors: Sequence[tuple[Tensor | None, ...]]) -> tuple[int, int, Any]:
-        """Return what compiled code wants to know, given A, a, Y, dA, da of each layer: Layer of kernel/layers.h."""
-        numbers: list[int] = []
-        for of in tensors:
-            assert of[0] is not None
-            numbers += *of[0].shape, *(0 if x is None else x.data_ptr() for x in of)
-        return self.number, len(tensors), (ctypes.c_int64 * len(numbers))(*numbers)
-
-    def forward(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        pairs, m = zip(parameters[::2], parameters[1::2], strict=True), x.shape[0]
-        tensors = [(A, a, x.new_empty(A.shape[0], m), None, None) for A, a in pairs]
-        self.kernel.layers_forward(self.kernel.products, *self.layers_for_c(tensors), m, x.data_ptr())
-        columns = [Y for _, _, Y, _, _ in tensors]
-        return columns[-1].T, [x, *columns]
-
-    def backward(
-        self, kept: Sequence[Tensor], matrices: Sequence[Tensor], gradient: Tensor, *, wanted: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        x, m, dY = kept[0], gradient.shape[0], gradient.T.contiguous()
-        largest = max(A.shape[0] for A in matrices)
-        spare, dx = x.new_empty(2 * largest * m), torch.empty_like(x) if wanted else None
-        found = [(torch.empty_like(A), A.new_empty(A.shape[0])) for A in matrices]
-        tensors = [(A, None, Y, dA, da) for A, Y, (dA, da) in zip(matrices, kept[1:], found, strict=True)]
-        self.kernel.layers_backward(
-            *(self.kernel.products, *self.layers_for_c(tensors), m, x.data_ptr(), dY.data_ptr()),
-            *(spare.data_ptr(), largest, None if dx is None else dx.data_ptr()),
-        )
-        return dx, [x for pair in found for x in pair]
-
-
-def way_for(x: Tensor, activation: str, parameters: Sequence[Tensor]) -> Plain:
-    """Choose by what x and the parameters are; in float64 torch has the faster tanh."""
-    inputs = x.shape[-1]
-    for A, a in zip(parameters[::2], parameters[1::2], strict=True):
-        if A.shape != (*a.shape, inputs):
-            return Plain(activation)  # where torch says what does not fit
-        inputs = A.shape[0]
-    everything = (x, *parameters)
-    fit = all(p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() and p.numel() > 0 for p in everything)
-    kernel = kernel_for(x) if fit and parameters and x.dim() == 2 else None
-    return Plain(activation) if kernel is None else Compiled(activation, kernel)
-
-
 def adagrad(optimiser: torch.optim.Adagrad) -> bool:
-    """Take the step of `optimiser`, but for its hooks, by compiled code, where that can do it; say whether it did.
+    """Take the step of `optimiser`, but for its hooks, by `ops.adagrad`; say whether it is of a kind that this can do.
 
     torch spends as long on the way to its pass over the parameters as on the pass.
     """
-    steps = []
     for group in optimiser.param_groups:
         if group["weight_decay"] or group["lr_decay"] or group["maximize"]:
             return False
         for x in group["params"]:
-            kernel, g, state = kernel_for(x), x.grad, optimiser.state[x]
-            sums, count = state["sum"], state["step"]
-            if kernel is None or g is None or not plain(g) or count.dtype != torch.float32:
+            g, squares = x.grad, optimiser.state[x]["sum"]
+            if g is None or not (x.is_cpu and x.shape == g.shape == squares.shape):
                 return False
-            if not (x.dtype == g.dtype == sums.dtype and x.shape == g.shape == sums.shape):
+            if not ops.in_one_piece(x, g, squares) or x.dtype not in (torch.float32, torch.float64):
                 return False
-            if not (x.is_contiguous() and g.is_contiguous() and sums.is_contiguous()):
-                return False
-            pointers = x.data_ptr(), g.data_ptr(), sums.data_ptr(), count.data_ptr()
-            steps.append((kernel.adagrad, (x.numel(), *pointers, group["lr"], group["eps"])))
-    for function, arguments in steps:
-        function(*arguments)
-    increment_version([x for group in optimiser.param_groups for x in group["params"]])
+    for group in optimiser.param_groups:
+        parameters = group["params"]
+        states = [optimiser.state[x] for x in parameters]
+        with torch.no_grad():
+            squares = [state["sum"] for state in states]
+            ops.adagrad(parameters, [x.grad for x in parameters], squares, group["lr"], group["eps"])
+            torch._foreach_add_([state["step"] for state in states], 1)
+        increment_version(parameters)
     return True

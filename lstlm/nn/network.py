@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from lstlm.config import Config, DataConfig, OptimConfig, output_rate
 from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
 from lstlm.errors import CheckpointError, ConfigError, DataError
+from lstlm.kernels.ops import adagrad_rows, add_rows, outside
 from lstlm.nn.layers import HiddenLayers, SparseEmbedding, adagrad
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
-from lstlm.spherical.rows import adagrad_rows, add_rows, outside
 
 _EMBEDDING_STD = 0.1
 

@@ -1,22 +1,33 @@
-"""What the factored and the naive layer share of learning: the loss, autograd, the pending step and its update."""
+"""What the factored and the naive layer share of learning: the loss, autograd, the pending steps and their update."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError, NumericsError
-from lstlm.spherical.arguments import positive_definite, without_autocast
-from lstlm.spherical.compiled import CompiledLowRank
-from lstlm.spherical.host import Numbers, from_host, rounded, to_host
-from lstlm.spherical.losses import Partials, SphericalLoss
-from lstlm.spherical.pending import Losses, Pending, Step, gradient_of
+from lstlm.kernels import choice, step_ops
+from lstlm.registry import LOSSES, load
+from lstlm.spherical.arguments import without_autocast
+from lstlm.spherical.losses import SphericalLoss
 from lstlm.spherical.reading import SphericalReader
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
+from lstlm.spherical.stabilise import READ_EVERY
+from lstlm.spherical.steps import Step
+
+# the losses that compiled code knows: their numbers there, and their parameters
+NATIVE = {load(kind.make): (kind.native_id, kind.settings) for kind in LOSSES if kind.native_id is not None}
+
+
+class Pending(NamedTuple):
+    """A minibatch that has gone forward and backward: its target values (m,K), and the upstream gradient (m,)."""
+
+    step: Step
+    values: Tensor
+    upstream: Tensor | None  # 1/m each where None
 
 
 class SphericalHead(SphericalReader):
@@ -25,6 +36,7 @@ class SphericalHead(SphericalReader):
     def __init__(self, hidden: int, vocab: int, loss: SphericalLoss | None, bias: bool) -> None:
         super().__init__(hidden, vocab, loss, bias)
         self._pending: list[Pending] = []
+        self._unread: list[Tensor] = []  # whether the last updates were allowed, on a device that is not the CPU
 
     # ---- forward and backward ------------------------------------------------------------------------------------
     def forward(
@@ -39,9 +51,10 @@ class SphericalHead(SphericalReader):
         ids, values = self._check(h, target_ids, target_values, weight)
         if torch.is_grad_enabled() and not h.requires_grad:
             h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same
-        losses: Tensor = Losses.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
+        losses: Tensor = _Autograd.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
         return losses if weight is None else losses * weight
 
+    @torch.no_grad()
     def value_and_grad(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -50,18 +63,10 @@ class SphericalHead(SphericalReader):
         That is forward and backward less the cost of autograd, about a tenth of a step. `update` comes next, and
         `h.backward(gradient)` goes on to the layers below.
         """
-        ids, values = self._check(h, target_ids, target_values, weight)
-        with torch.no_grad():
-            step, values = self._step(h, ids, values)
-            m = step.ids.shape[0]
-            upstream = np.full(m, 1 / m) if weight is None else self._upstream(weight)
-            if isinstance(step, CompiledLowRank):
-                found = step.differentiate(self.loss, to_host(values), upstream)
-                if found is not None:
-                    self.await_update(Pending(step, values, upstream=upstream))
-                    return found[0], found[1][:, : self.hidden]
-            pending, losses = self._forward(step, values)
-            return self._own(from_host(losses, h)), self._backward(pending, upstream)
+        step, values = self._step(h, *self._check(h, target_ids, target_values, weight))
+        upstream = None if weight is None else self._gather_upstream(weight.detach())
+        gradient = self._backward(step, values, upstream)
+        return self._own(step.partials[0]), gradient
 
     def learn(
         self,
@@ -79,60 +84,65 @@ class SphericalHead(SphericalReader):
         self.update(lr, weight_decay)
         return result
 
+    @without_autocast
     def _step(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Step, Tensor]:
-        """Return a step for the global minibatch, and its target values (m,K)."""
-        H, ids, values = self._gather(self._with_bias(h), ids, values)
-        return self._begin(H, ids), values
+        """Return a step for the global minibatch, with its outputs, and its target values (m,K)."""
+        h, ids, values = self._gather(h, ids, values)
+        return self._begin(h, ids), values
 
     @without_autocast
-    @np.errstate(all="ignore")
-    def _forward(self, step: Step, values: Tensor) -> tuple[Pending, Numbers]:
-        """Return what waits for `_backward`, and the losses (m,)."""
-        partials = self._partials(step, values)
-        return Pending(step, values, partials), rounded(partials.value, step.H)
-
-    @without_autocast
-    def _backward(self, pending: Pending, upstream: Numbers) -> Tensor:
-        """Note the upstream gradient (m,), of the global minibatch, and return that of h (m,hidden)."""
-        step = pending.step
+    def _backward(self, step: Step, values: Tensor, upstream: Tensor | None) -> Tensor:
+        """Take the step back from the upstream gradient (m,), of the global minibatch, and return that of h."""
         if step.version != step.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
-        if pending.upstream is not None:
-            raise NumericsError("backward() twice through one forward(); call forward() again")
-        assert pending.partials is not None
-        pending.upstream = upstream
-        grad_H = step.backward(gradient_of(pending.partials, upstream, step.H))
-        self.await_update(pending)
-        return grad_H[:, : self.hidden]
+        gradient = step.backward(self._partials(step, values, upstream))
+        self._pending.append(Pending(step, values, upstream))
+        return gradient[:, : self.hidden]
 
-    def _upstream(self, upstream: Tensor) -> Numbers:
-        """Return the upstream gradient of the global minibatch, given that of the examples that are here."""
-        return to_host(self._gather_upstream(upstream)).copy()
+    def _partials(self, step: Step, values: Tensor, upstream: Tensor | None) -> Tensor:
+        """Return the losses and their derivatives times upstream (m,), 1/m where None, as (3+K,m)."""
+        state, outputs, like = step.state, step.outputs, step.h
+        m, K = values.shape
+        weights = upstream if upstream is None else upstream.to(torch.float64)
+        if K == 1 and is_native(self.loss) and choice.native_for(self.impl, like) is not None:
+            number, settings = NATIVE[type(self.loss)]
+            a, b, *_ = (*(getattr(self.loss, name) for name in settings), 0.0, 0.0)
+            weights = weights if weights is None else weights.contiguous()
+            found, finite = step_ops.losses((number, a, b), like, outputs, step.p, state.p_norm2, values, weights)
+        else:
+            p = None if step.p is None else step.p.to(torch.float64)
+            value, dq, ds, do = self.loss.tilted(outputs[0], outputs[1], outputs[2:].T, values, state.p_norm2, p)
+            weights = torch.full_like(dq, 1 / m) if weights is None else weights
+            ds = torch.zeros_like(dq) if ds is None else ds
+            slopes = torch.cat([dq[None], ds[None], do.T]) * weights
+            found = torch.cat([value[None], slopes]).to(like.dtype)
+            finite = not found.is_cpu or math.isfinite(float(found.sum() + outputs[0].sum()))
+        if not finite:
+            self._explain(outputs, found)
+        return found
 
-    def _partials(self, step: Step, values: Tensor) -> Partials:
-        """Return the loss and its partial derivatives in float64, with the prior taken into account."""
-        q, s, o = (to_host(x).astype(np.float64) for x in step.outputs())
-        state = step.state
-        p = None if state.p is None else to_host(state.p[step.ids]).astype(np.float64)
-        partials = self.loss.tilted(q, s, o, to_host(values), state.p_norm2, p)
-        if not math.isfinite((q + partials.value).sum()):
-            if not np.isfinite(q).all():
-                raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
+    def _explain(self, outputs: Tensor, partials: Tensor) -> None:
+        """Raise for what is not finite."""
+        if not bool(torch.isfinite(outputs[0]).all()):
+            raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
+        if not bool(torch.isfinite(partials[0]).all()):
             raise NumericsError(
                 "the loss is not finite: the targets are too large, or (Z-loss) all outputs are equal, σ = 0; "
                 "check target_values, and that init_scale is above 0"
             )
-        return partials
+        raise NumericsError(
+            f"the gradient of the loss is not finite in {partials.dtype}; check the targets and the loss scale"
+        )
 
     # ---- update --------------------------------------------------------------------------------------------------
     @torch.inference_mode()
     @without_autocast
-    def update(self, lr: float, weight_decay: float = 0.0, preconditioner: Tensor | None = None) -> None:
-        """W ← (1 − lr·weight_decay) W − lr ∇W P, for exactly the upstream gradients that backward() delivered.
+    def update(self, lr: float, weight_decay: float = 0.0) -> None:
+        """W ← (1 − lr·weight_decay) W − lr ∇W, for exactly the upstream gradients that backward() delivered.
 
-        Several backward passes since the last update count as one larger minibatch. P (d,d) is symmetric and positive,
-        d = hidden (+1 with bias). A learning rate that is too large for the minibatch raises NumericsError, which names
-        the largest stable one, and changes nothing.
+        Several backward passes since the last update count as one larger minibatch. A learning rate that is too large
+        for the minibatch raises NumericsError, which names the largest stable one, and changes nothing. On devices
+        other than the CPU it changes nothing either, and is told of up to READ_EVERY updates later.
         """
         if not (math.isfinite(lr) and lr > 0):
             raise ConfigError(f"lr = {lr}: must be finite and above 0")
@@ -140,21 +150,29 @@ class SphericalHead(SphericalReader):
         if not 0 < rho <= 1:
             raise ConfigError(f"weight_decay = {weight_decay} with lr = {lr}: needs 0 ≤ lr·weight_decay < 1")
         step = self._pending_step()
-        if preconditioner is not None:
-            preconditioner = positive_definite(preconditioner, step.H)
         # W' = ρW − ηE = ρ(W − (η/ρ)E): the plain step with lr/ρ, then everything times ρ.
         try:
-            shrink = step.update(lr / rho, preconditioner)
+            shrink = step.update(lr / rho)
         except LearningRateTooLarge as error:
             raise LearningRateTooLarge(lr, error.limit / (1 + error.limit * weight_decay)) from None
         self._pending.clear()
         if rho < 1:
             self.state.scale_(rho)
+        if shrink.allowed is not None:
+            self._note(shrink.allowed)
         self._after_update(Shrink(1 - rho * (1 - shrink.shrink), shrink.growth))
 
-    def await_update(self, pending: Pending) -> None:
-        """Keep a minibatch that has gone forward and backward for the next `update`."""
-        self._pending.append(pending)
+    def _note(self, allowed: Tensor) -> None:
+        """Remember on the device whether the update was allowed, and look at it now and then."""
+        self._unread.append(allowed)
+        if len(self._unread) >= READ_EVERY:
+            refused = READ_EVERY - int(torch.stack(self._unread).sum())
+            self._unread.clear()
+            if refused:
+                raise NumericsError(
+                    f"{refused} of the last {READ_EVERY} updates changed nothing: numbers were not finite, or the rate "
+                    "would have made U singular; lower optim.output_lr, or divide the loss by the minibatch size"
+                )
 
     def discard(self) -> None:
         """Forget the backward passes since the last update."""
@@ -172,11 +190,16 @@ class SphericalHead(SphericalReader):
             raise NumericsError("the weights have changed since forward(); call forward() and backward() again")
         if len(self._pending) == 1:
             return self._pending[0].step
-        H = torch.cat([pending.step.H for pending in self._pending])
-        merged = self._begin(H, torch.cat([pending.step.ids for pending in self._pending]))
-        partials = self._partials(merged, torch.cat([pending.values for pending in self._pending]))
-        upstream = [pending.upstream for pending in self._pending if pending.upstream is not None]
-        merged.backward(gradient_of(partials, np.concatenate(upstream), H))
+        steps = [pending.step for pending in self._pending]
+        merged = self._begin(torch.cat([step.h for step in steps]), torch.cat([step.ids for step in steps]))
+        values = torch.cat([pending.values for pending in self._pending])
+        upstream = [
+            values.new_full((len(pending.values),), 1 / len(pending.values))
+            if pending.upstream is None
+            else pending.upstream.to(torch.float64)
+            for pending in self._pending
+        ]
+        merged.backward(self._partials(merged, values, torch.cat(upstream)))
         return merged
 
     @torch.inference_mode()
@@ -185,9 +208,9 @@ class SphericalHead(SphericalReader):
         return self._pending_step().grad_norm() if self._pending else math.nan
 
     # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
-    def _gather(self, H: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the global minibatch H (m,d), ids and values (m,K), given the examples that are here."""
-        return H, ids, values
+    def _gather(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the global minibatch h (m,hidden), ids and values (m,K), given the examples that are here."""
+        return h, ids, values
 
     def _gather_upstream(self, upstream: Tensor) -> Tensor:
         """Return the upstream gradient (m,) of the global minibatch."""
@@ -199,4 +222,29 @@ class SphericalHead(SphericalReader):
 
     def __getstate__(self) -> dict[str, Any]:
         """A pending step belongs to an autograd graph: a copy starts without one."""
-        return {**self.__dict__, "_pending": []}
+        return {**self.__dict__, "_pending": [], "_unread": []}
+
+
+def is_native(loss: SphericalLoss) -> bool:
+    """Say whether compiled code has this loss: one of NATIVE, whose formulas nobody has changed."""
+    return type(loss) in NATIVE and "partials" not in vars(loss)
+
+
+class _Autograd(torch.autograd.Function):
+    """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
+        ctx.head, ctx.step, ctx.values = head, *head._step(h, ids, values)
+        # not kept with the step: a tensor that autograd returned knows its node, and nobody would ever let go
+        losses = head._partials(ctx.step, ctx.values, None)[0]
+        return head._own(losses).clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():
+            raise NumericsError("the layer has no second derivative; call backward() without create_graph")
+        if ctx.step is None:
+            raise NumericsError("backward() twice through one forward(); call forward() again")
+        step, ctx.step = ctx.step, None
+        return ctx.head._backward(step, ctx.values, ctx.head._gather_upstream(upstream)), None, None, None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.choice import Impl
 from lstlm.spherical.arguments import checked_ids
-from lstlm.spherical.dense import DenseState
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.stabilise import NOTHING_DONE, Report, make_stabiliser
-from lstlm.spherical.state import BLOCK_ROWS, FactoredState
+from lstlm.spherical.state import BLOCK_ROWS, DEFAULT_SIZES, FactoredState, Sizes
+from lstlm.spherical.steps.dense import DenseState
 
 
 class LastStabilisation:
@@ -64,16 +66,19 @@ class SphericalOutput(SphericalHead):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        sizes: Sizes = DEFAULT_SIZES,
+        impl: Impl = "auto",
     ) -> None:
         super().__init__(hidden, vocab, loss, bias)
+        self.impl = impl
         p = _root_of(prior, self)
         W = _initial_weight(self, init_scale, p, dtype, device, generator)
-        self.state = self._new_state(W, p, lazy=stabilise == "lazy")
+        self.state = self._new_state(W, p, lazy=stabilise == "lazy", sizes=sizes, impl=impl)
         self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
         self._last = LastStabilisation()
 
-    def _new_state(self, W: Tensor, p: Tensor | None, *, lazy: bool) -> FactoredState:
-        return FactoredState(W, p, lazy=lazy)
+    def _new_state(self, W: Tensor, p: Tensor | None, **settings: Any) -> FactoredState:
+        return FactoredState(W, p, **settings)
 
     def _after_update(self, shrink: Shrink) -> None:
         last, start = self._last, time.perf_counter()

@@ -2,8 +2,8 @@
 
 Every loss is a function ℓ(q, s, o, t) of q = ‖o‖² (m,), s = sum(o) (m,), the target outputs o (m,K) and the target
 values t (m,K), for D outputs in all. Its value and its partial derivatives dq = ∂ℓ/∂q, ds = ∂ℓ/∂s, do = ∂ℓ/∂o cost
-O(mK), whatever D is; they are evaluated in float64, because q/D − (s/D)² cancels. The formulas take numpy arrays, which
-is what the layers hand them, or tensors.
+O(mK), whatever D is; they are evaluated in float64, because q/D − (s/D)² cancels. Compiled code has the same formulas
+for one target an example, kernels/native/losses.h; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.registry import LOSSES, load
 
-Array = Any  # of numpy or of torch: both know the same operators, and the few functions used here by the same names
-
 
 class Partials(NamedTuple):
     """The value of a loss and its partial derivatives: value, dq, ds (m,), do (m,K); ds is None where ℓ ignores s."""
 
-    value: Array
-    dq: Array
-    ds: Array | None
-    do: Array
+    value: Tensor
+    dq: Tensor
+    ds: Tensor | None
+    do: Tensor
 
 
 class SphericalLoss(ABC):
@@ -39,18 +36,18 @@ class SphericalLoss(ABC):
     uses_sum: bool = True
 
     @abstractmethod
-    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         """Return ℓ and ∂ℓ/∂q, ∂ℓ/∂s, ∂ℓ/∂o for a minibatch; q, s (m,), o, t (m,K)."""
 
-    def tilted(self, q: Array, s: Array, o: Array, t: Array, D: float, p: Array | None) -> Partials:
+    def tilted(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float, p: Tensor | None) -> Partials:
         """Return the same for a softmax that is tilted by a prior π: p (m,K) is √π at the targets, D = Σπ."""
         if p is None:
             return self.partials(q, s, o, t, D)
         # π(1 + õ + õ²/2) = π + √π o + o²/2 with o = √π õ: the untilted formulas hold for õ = o/p and D = ‖p‖² = Σπ.
         value, dq, ds, do = self.partials(q, s, o / p, t, D)
-        return Partials(value - 2 * _total(t * _of(p).log(p)), dq, ds, do / p)
+        return Partials(value - 2 * _total(t * p.log()), dq, ds, do / p)
 
-    def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
+    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
         """Return log p(c) for each target output o (m,K); only where `normalised`."""
         raise ConfigError(f"{self!r} defines no probability; use the spherical or Taylor softmax for log_prob")
 
@@ -64,8 +61,8 @@ class SquaredError(SphericalLoss):
 
     uses_sum = False
 
-    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
-        return Partials(q + _total(t * (t - 2 * o)), _of(q).ones_like(q), None, -2 * t)
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        return Partials(q + _total(t * (t - 2 * o)), torch.ones_like(q), None, -2 * t)
 
 
 class SphericalSoftmax(SphericalLoss):
@@ -77,15 +74,13 @@ class SphericalSoftmax(SphericalLoss):
     def __init__(self, epsilon: float = 1e-2) -> None:
         self.epsilon = _positive("epsilon", epsilon)
 
-    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
-        Z, numerator, log = q + D * self.epsilon, o * o + self.epsilon, _of(q).log
-        mass = _total(t)
-        value = mass * log(Z) - _total(t * log(numerator))
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        Z, numerator, mass = q + D * self.epsilon, o * o + self.epsilon, _total(t)
+        value = mass * Z.log() - _total(t * numerator.log())
         return Partials(value, mass / Z, None, -2 * t * o / numerator)
 
-    def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
-        log = _of(q).log
-        return log(o * o + self.epsilon) - log(q + D * self.epsilon)[:, None]
+    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
+        return (o * o + self.epsilon).log() - (q + D * self.epsilon).log()[:, None]
 
 
 class TaylorSoftmax(SphericalLoss):
@@ -93,16 +88,14 @@ class TaylorSoftmax(SphericalLoss):
 
     normalised = True
 
-    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
-        Z, numerator, log = D + s + q / 2, 1 + o + o * o / 2, _of(q).log
-        mass = _total(t)
-        value = mass * log(Z) - _total(t * log(numerator))
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        Z, numerator, mass = D + s + q / 2, 1 + o + o * o / 2, _total(t)
+        value = mass * Z.log() - _total(t * numerator.log())
         ds = mass / Z
         return Partials(value, ds / 2, ds, -t * (1 + o) / numerator)
 
-    def log_prob(self, q: Array, s: Array, o: Array, D: float) -> Array:
-        log = _of(q).log
-        return log(1 + o + o * o / 2) - log(D + s + q / 2)[:, None]
+    def log_prob(self, q: Tensor, s: Tensor, o: Tensor, D: float) -> Tensor:
+        return (1 + o + o * o / 2).log() - (D + s + q / 2).log()[:, None]
 
 
 class ZLoss(SphericalLoss):
@@ -114,13 +107,13 @@ class ZLoss(SphericalLoss):
     def __init__(self, a: float = 0.1, b: float = 10.0) -> None:
         self.a, self.b = _positive("a", a), _finite("b", b)
 
-    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
-        numbers, mu = _of(q), s / D
-        sigma = numbers.sqrt(q / D - mu * mu)[:, None]
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
+        mu = s / D
+        sigma = (q / D - mu * mu).sqrt()[:, None]
         z = (o - mu[:, None]) / sigma  # nan where all outputs are equal
         margin = self.a * (self.b - z)
-        softplus = numbers.logaddexp(margin, 0 * margin)
-        do = -t * numbers.exp(margin - softplus) / sigma  # the exponential is the sigmoid of the margin
+        softplus = torch.logaddexp(margin, torch.zeros_like(margin))
+        do = -t * (margin - softplus).exp() / sigma  # the exponential is the sigmoid of the margin
         dq = _total(do * z / sigma) * (-0.5 / D)
         return Partials(_total(t * softplus) / self.a, dq, _total(do) * (-1 / D) - 2 * dq * mu, do)
 
@@ -131,15 +124,14 @@ class CustomLoss(SphericalLoss):
     def __init__(self, fn: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]) -> None:
         self.fn = fn
 
-    def partials(self, q: Array, s: Array, o: Array, t: Array, D: float) -> Partials:
+    def partials(self, q: Tensor, s: Tensor, o: Tensor, t: Tensor, D: float) -> Partials:
         with torch.inference_mode(False), torch.enable_grad():
-            q_, s_, o_ = inputs = [torch.as_tensor(x).detach().clone().requires_grad_() for x in (q, s, o)]
-            value = self.fn(q_, s_, o_, torch.as_tensor(t), D)
+            q_, s_, o_ = inputs = [x.detach().clone().requires_grad_() for x in (q, s, o)]
+            value = self.fn(q_, s_, o_, t.clone(), D)
             if value.shape != q.shape:
                 raise ConfigError(f"CustomLoss: fn returned shape {tuple(value.shape)}, expected {tuple(q.shape)}")
             slopes = torch.autograd.grad(value.sum(), inputs, allow_unused=True, materialize_grads=True)
-        found = (value.detach(), *slopes)
-        return Partials(*(found if isinstance(q, Tensor) else (x.numpy() for x in found)))
+        return Partials(value.detach(), *slopes)
 
 
 def make_loss(name: str, **settings: float) -> SphericalLoss:
@@ -157,12 +149,7 @@ def make_loss(name: str, **settings: float) -> SphericalLoss:
     return loss
 
 
-def _of(x: Array) -> Any:
-    """Return where the functions for x are: torch or numpy."""
-    return torch if isinstance(x, Tensor) else np
-
-
-def _total(x: Array) -> Array:
+def _total(x: Tensor) -> Tensor:
     """Return the sum of x (m,K) over the targets of an example (m,)."""
     return x[:, 0] if x.shape[1] == 1 else x.sum(1)
 

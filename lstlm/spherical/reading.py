@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.choice import Impl
 from lstlm.output_layer import OutputLayer
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, without_autocast
-from lstlm.spherical.compiled import begin
-from lstlm.spherical.dense import DenseState
-from lstlm.spherical.host import handy
 from lstlm.spherical.losses import SphericalLoss, ZLoss
-from lstlm.spherical.native import kernel_for
-from lstlm.spherical.pending import Step
 from lstlm.spherical.state import FactoredState
+from lstlm.spherical.steps import Step, begin
+from lstlm.spherical.steps.common import with_bias
+from lstlm.spherical.steps.dense import DenseState
 from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 
 TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
@@ -40,6 +39,7 @@ class SphericalReader(OutputLayer):
         self.hidden, self.has_bias = hidden, bias
         self.loss = ZLoss() if loss is None else loss
         self._initial_shape = (vocab, hidden + bias)
+        self.impl: Impl = "auto"
         self._ones = torch.ones(0, 0)  # the target values of the last minibatch, where none were given
 
     @property
@@ -62,20 +62,16 @@ class SphericalReader(OutputLayer):
         return self.loss.normalised
 
     # ---- a minibatch ---------------------------------------------------------------------------------------------
-    def _begin(self, H: Tensor, ids: Tensor) -> Step:
+    def _new_step(self, h: Tensor, ids: Tensor) -> Step:
         state = self.state
-        return begin(state, H, ids, kernel_for(H)) if isinstance(state, FactoredState) else state.begin(H, ids)
+        return begin(state, h, ids) if isinstance(state, FactoredState) else state.begin(h, ids)
 
-    def _with_bias(self, h: Tensor) -> Tensor:
-        """Return H (m,d), stored with examples as columns while m is below d, which is how LowRank likes it."""
-        m, d = h.shape[0], self.state.d
-        if m >= d:
-            return torch.nn.functional.pad(h, (0, int(self.has_bias)), value=1.0)
-        HT = h.new_empty(d, m)
-        columns = handy(HT)
-        columns[: self.hidden] = handy(h.detach()).T  # numpy transposes twice as fast
-        columns[self.hidden :] = 1
-        return HT.T
+    def _begin(self, h: Tensor, ids: Tensor) -> Step:
+        """Return a step for h (m,hidden) and target ids (m,K), with its outputs."""
+        step = self._new_step(h, ids)
+        step.uses_sum = self.loss.uses_sum
+        step.read()
+        return step
 
     def _check(
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
@@ -106,8 +102,8 @@ class SphericalReader(OutputLayer):
         shape = ids.shape
         self._check(h, ids, None, None)
         ids = ids.reshape(len(h), -1).to(torch.int64).contiguous()
-        q, s, o = (x.to(torch.float64) for x in self._begin(self._with_bias(h), ids).outputs())
-        return self._score(q, s, o, ids).reshape(shape).to(h.dtype)
+        q, s, *o = self._begin(h, ids).outputs
+        return self._score(q, s, torch.stack(o, 1), ids).reshape(shape).to(h.dtype)
 
     def _score(self, q: Tensor, s: Tensor, o: Tensor, ids: Tensor | slice) -> Tensor:
         """Return log-probabilities where the loss has them, outputs where it has not; o (m,n) at ids."""
@@ -139,8 +135,8 @@ class SphericalReader(OutputLayer):
         """Return a sweep over the rows kept here, a block of TOPK_ROWS at a time."""
         first = torch.zeros(len(h), 1, dtype=torch.int64, device=h.device)
         self._check(h, first, None, None)
-        H = self._with_bias(h)
-        q, s, _ = (x.to(h.dtype) for x in self._begin(H, first).outputs())
+        H = with_bias(h.detach(), self.state.d)
+        q, s, _ = self._begin(h, first).outputs.to(h.dtype)
         (kept, every), stored = self._kept, len(self.state.like)
 
         def scores(rows: slice) -> Tensor:

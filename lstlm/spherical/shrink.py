@@ -1,9 +1,12 @@
-"""T = I − HᵀBHp: how far one update shrinks or stretches W, its inverse, and the learning rate that would break it.
+"""T = I − HᵀBH: how far one update shrinks or stretches W, its inverse, and the learning rate that would break it.
 
-U ← U T keeps U invertible while T has positive eigenvalues only, that is while λmax(HᵀBHp) < 1, b = 2η dq. Beyond
+U ← U T keeps U invertible while T has positive eigenvalues only, that is while λmax(HᵀBH) < 1, b = 2η dq. Beyond
 that η is too large for the minibatch: the step would overshoot the minimum along some direction by more than its
 distance. Rounding asks for a little more: a step that leaves of some direction less than LEAST_LEFT rounding errors is
 refused too, because U⁻¹ would have too few correct digits there.
+
+On the CPU the host looks at these numbers with every update: they are there. On other devices it does not wait for
+them: the device takes the update only if it is allowed, and the host reads every few updates whether one was refused.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
-from lstlm.spherical.host import Numbers, aligned, from_host, product, to_host
+from lstlm.kernels import reference
+from lstlm.kernels.choice import Impl
+from lstlm.kernels.ops import gemm
+from lstlm.kernels.step_ops import Shrinking
 
 LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
 SERIES_UP_TO = 0.3  # ρ: an m×m series of more terms would take longer than LAPACK
@@ -39,48 +44,53 @@ class LearningRateTooLarge(NumericsError):
 
 
 class Shrink(NamedTuple):
-    """Bounds on T: its eigenvalues lie within [1 − shrink, 1 + growth]."""
+    """Bounds on T: its eigenvalues lie within [1 − shrink, 1 + growth]; on a device, whether T is allowed."""
 
-    shrink: float
-    growth: float
+    shrink: float | Tensor
+    growth: float | Tensor
+    allowed: Tensor | None = None
 
 
-def shrink_inverse(A: Tensor, b: Numbers, eta: float) -> tuple[Tensor, Shrink]:
-    """Return (I − A)⁻¹ (m,m) for A = G diag(b), G = HpHᵀ symmetric, and the bounds on T. O(m³).
+def invert_shrink(found: Shrinking, dq: Tensor, eta: float) -> tuple[Tensor | int, Shrink]:
+    """Return (I − A)⁻¹ (m,m), or of how many terms a series gives it, and the bounds on T. O(m³).
 
-    The eigenvalues of A are at most ρ = ‖√|B| G √|B|‖_F = (Σ |A_ij A_ji|)^½, and that is at most the trace of |B|G.
-    Where ρ is small, (I − A)⁻¹ = I + A + A² + … is cut where the remainder is below the rounding error: a few products,
-    by doubling the number of terms, several times faster than LAPACK.
+    A = G diag(b), G = HHᵀ, b = 2η dq. Its eigenvalues are at most ρ = ‖√|B| G √|B|‖_F = (Σ |A_ij A_ji|)^½, and that is
+    at most the trace of |B|G. Where ρ is small, (I − A)⁻¹ = I + A + A² + … is cut where the remainder is below the
+    rounding error: a few products, by doubling the number of terms, several times faster than LAPACK.
     """
-    numbers = to_host(A)
-    weighted = numbers.diagonal()
-    bounds = bounds_on_shrink(float(abs(weighted).sum()), float(weighted.sum()), lambda: abs(numbers * numbers.T).sum())
-    if bounds.shrink < SERIES_UP_TO:
-        return _plus_identity(_geometric_series(A, terms_needed(bounds.shrink, A.dtype))), bounds
-    return inverse_by_lapack(A, b, eta, bounds)
-
-
-def bounds_on_shrink(absolute: float, trace: float, squares: Callable[[], float]) -> Shrink:
-    """Return the bounds on T, given the traces of |A| and A and, where it is asked for, Σ |A_ij A_ji|."""
+    A, absolute, trace, products = found.A, found.absolute, found.trace, found.products
+    if isinstance(absolute, Tensor) or isinstance(trace, Tensor) or isinstance(products, Tensor):
+        return _inverse_on_device(found, 2 * eta * dq)
     if not math.isfinite(absolute):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
-    growth = (absolute - trace) / 2  # of the negative b alone: the trace bounds the largest eigenvalue
-    rho = absolute if absolute <= TRACE_UP_TO else math.sqrt(squares())
-    return Shrink(rho, min(growth, rho))
+    rho = absolute if absolute <= TRACE_UP_TO else math.sqrt(products)
+    # growth: of the negative b alone, the trace bounds the largest eigenvalue
+    bounds = Shrink(rho, min((absolute - trace) / 2, rho))
+    if rho < SERIES_UP_TO:
+        return terms_needed(rho, A.dtype), bounds
+    return _inverse_by_lapack(A, 2 * eta * dq, eta, rho, bounds.growth)
 
 
-def inverse_by_lapack(A: Tensor, b: Numbers, eta: float, bounds: Shrink) -> tuple[Tensor, Shrink]:
-    """Return (I − A)⁻¹ (m,m) and better bounds on T, or raise where η is too large. A, b as in `shrink_inverse`."""
-    rho, growth = bounds
-    B = from_host(b, A)
-    if b.min() > 0:
-        root = B.sqrt()
+def _inverse_by_lapack(A: Tensor, b: Tensor, eta: float, rho: float, growth: float | Tensor) -> tuple[Tensor, Shrink]:
+    """Return (I − A)⁻¹ (m,m) and better bounds on T, or raise where η is too large."""
+    if bool(b.min() > 0):
+        root = b.sqrt()
         S = _symmetric(A, root)
         factor = torch.linalg.cholesky_ex(_identity_minus(S)).L
-        if rho > LOOK_CLOSER and not _is_positive(S):
+        if rho > LOOK_CLOSER and not bool(_positive(S)):
             raise LearningRateTooLarge(eta, _limit(eta, _largest(A), S))
         return torch.cholesky_inverse(factor).mul_(root).div_(root[:, None]), Shrink(min(rho, 1.0), 0.0)
-    return _inverse_of_mixed_signs(A, B, eta), Shrink(min(rho, 1.0), growth)
+    return _inverse_of_mixed_signs(A, b, eta), Shrink(min(rho, 1.0), growth)
+
+
+def _inverse_on_device(found: Shrinking, b: Tensor) -> tuple[Tensor, Shrink]:
+    """Do the same where no number may be looked at: T is allowed where its part of the positive b alone is positive."""
+    S = _symmetric(found.A, b.clamp(min=0).sqrt())
+    allowed = _positive(S) & torch.isfinite(found.A.sum())
+    rho = torch.as_tensor(found.products).sqrt().clamp(max=1.0)
+    growth = (torch.as_tensor(found.absolute) - found.trace) / 2
+    inverse: Tensor = torch.linalg.inv_ex(_identity_minus(found.A)).inverse
+    return inverse, Shrink(torch.where(allowed, rho, 0), torch.where(allowed, growth, 0), allowed)
 
 
 def _symmetric(A: Tensor, root: Tensor) -> Tensor:
@@ -96,54 +106,37 @@ def terms_needed(rho: float, dtype: torch.dtype) -> int:
     return n
 
 
-def _geometric_series(A: Tensor, terms: int) -> Tensor:
-    """Return A + … + Aⁿ for n = `terms`, a power of 2."""
-    total, power, n = A, A, 1  # A + … + Aⁿ, and the power that comes next to double it
-    while n < terms:
-        if n == 1:
-            power = product(A, A)
-            total = total + power
-        else:
-            total = torch.addmm(total, total, power, out=aligned(total, *total.shape))
-            power = product(power, power) if 2 * n < terms else power
-        n *= 2
-    return total
-
-
 def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
     """Return (I − A)⁻¹ by LU, A = G diag(b), after making sure that T is positive, where some b ≤ 0."""
     root = b.clamp(min=0).sqrt()
     # The positive part alone bounds the shrinking; only if that fails is the exact eigenvalue worth its price.
-    if not _is_positive(_symmetric(A, root)) and _limit(eta, _largest(A), A) <= eta:
+    if not bool(_positive(_symmetric(A, root))) and _limit(eta, _largest(A), A) <= eta:
         raise LearningRateTooLarge(eta, _limit(eta, _largest(A), A))
     inverse: Tensor = torch.linalg.inv(_identity_minus(A))
     return inverse
 
 
-def solver_of_shrink(K: Tensor, eta: float, *, symmetric: bool) -> tuple[Callable[[Tensor], Tensor], Shrink]:
-    """Return the function M ↦ T⁻¹M − M for T = I − K (d,d), and the bounds on T. O(d³).
-
-    K = HᵀBH is symmetric; with a preconditioner K = HᵀBHP is only similar to a symmetric matrix.
-    """
-    rho = float(torch.linalg.matrix_norm(K))
-    if not math.isfinite(rho):
-        raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
-    if rho < SQUARE_SERIES_UP_TO:
-        series = _geometric_series(K, terms_needed(rho, K.dtype))
-        return lambda M: product(series, M), Shrink(rho, rho)
-    if symmetric:
-        factor = torch.linalg.cholesky_ex(_identity_minus(K)).L
-        if rho > LOOK_CLOSER and not _is_positive(K):
-            raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
-        inverse = torch.cholesky_inverse(factor)  # a product with it is several times faster than two triangular solves
+def solver_of_shrink(K: Tensor, eta: float, impl: Impl) -> tuple[Callable[[Tensor], Tensor], Shrink]:
+    """Return the function M ↦ T⁻¹M − M for T = I − K (d,d), K = HᵀBH symmetric, and the bounds on T. O(d³)."""
+    norm = torch.linalg.matrix_norm(K)
+    if not K.is_cpu:
+        allowed = _positive(K) & torch.isfinite(norm)
+        inverse = torch.linalg.inv_ex(_identity_minus(K)).inverse
         _plus_identity(inverse, -1.0)
-        return lambda M: product(inverse, M), Shrink(min(rho, 1.0), rho)
-    if rho > LOOK_CLOSER:
-        limit = _limit(eta, float(torch.linalg.eigvals(K.to(torch.float64)).real.max()), K)
-        if limit <= eta:
-            raise LearningRateTooLarge(eta, limit)
-    T = _identity_minus(K)
-    return lambda M: torch.linalg.solve(T, K @ M), Shrink(min(rho, 1.0), rho)
+        rho = torch.where(allowed, norm, 0)
+        return lambda M: inverse @ M, Shrink(rho.clamp(max=1.0), rho, allowed)
+    size = float(norm)
+    if not math.isfinite(size):
+        raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
+    if size < SQUARE_SERIES_UP_TO:
+        factor = reference.geometric_series(K, terms_needed(size, K.dtype))
+    else:
+        lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
+        if size > LOOK_CLOSER and not bool(_positive(K)):
+            raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
+        factor = torch.cholesky_inverse(lower)  # a product with it is several times faster than two triangular solves
+        _plus_identity(factor, -1.0)
+    return lambda M: gemm(factor, M, impl=impl), Shrink(min(size, 1.0), size)
 
 
 def _identity_minus(A: Tensor) -> Tensor:
@@ -152,18 +145,15 @@ def _identity_minus(A: Tensor) -> Tensor:
 
 def _plus_identity(A: Tensor, times: float = 1.0) -> Tensor:
     """A ← A + times·I, in place."""
-    if A.is_cpu:
-        diagonal = np.einsum("ii->i", to_host(A))  # a view; adding to that of torch takes several times as long
-        diagonal += times
-    else:
-        A.diagonal().add_(times)
+    A.diagonal().add_(times)
     return A
 
 
-def _is_positive(S: Tensor) -> bool:
-    """Say whether I − S, S symmetric, is positive and leaves enough of every direction."""
+def _positive(S: Tensor) -> Tensor:
+    """Say whether I − S, S symmetric, is positive and leaves enough of every direction: a truth value on its device."""
     shifted = _plus_identity(S.neg(), 1 - LEAST_LEFT * torch.finfo(S.dtype).eps)
-    return int(torch.linalg.cholesky_ex(shifted).info) == 0
+    positive: Tensor = torch.linalg.cholesky_ex(shifted).info == 0
+    return positive
 
 
 def _limit(eta: float, largest: float, like: Tensor) -> float:
@@ -172,5 +162,5 @@ def _limit(eta: float, largest: float, like: Tensor) -> float:
 
 
 def _largest(A: Tensor) -> float:
-    """Return λmax(A), A = G B, the largest real eigenvalue of HᵀBHp."""
+    """Return λmax(A), A = G B, the largest real eigenvalue of HᵀBH."""
     return float(torch.linalg.eigvals(A.to(torch.float64)).real.max())

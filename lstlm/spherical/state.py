@@ -1,33 +1,56 @@
 """What the factored layer remembers: W = V U + p ωᵀ, and Q = WᵀW, w̄ = Wᵀp, U⁻ᵀ beside it.
 
-p is the vector of ones, or √π for a softmax that is tilted by a prior π over the outputs. `stack.py` keeps what is of
+p is the vector of ones, or √π for a softmax that is tilted by a prior π over the outputs. `table.py` keeps what is of
 size d; here are the D rows of V.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lstlm.spherical.history import History
-from lstlm.spherical.rows import RowValues, add_rows, read_rows, write_rows
-from lstlm.spherical.stack import Stack
+from lstlm.kernels.choice import Impl
+from lstlm.kernels.ops import RowValues, add_rows, read_rows, write_rows
+from lstlm.spherical.stabilise.history import History
+from lstlm.spherical.table import Table
 
-MOST_ROWS = 2000  # brought forward at once: after the close of a segment it would be all, and the slowest step
 BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in float32
 
 
-class FactoredState(Stack):
-    """V (D,d), the stacked d-sized state, and the history that brings rows of V to the current frame."""
+class Sizes(NamedTuple):
+    """How much the layer keeps of its past before it settles accounts."""
+
+    repairs: int = 128  # in a segment: reading m rows costs up to 2·m·d·repairs
+    most_segments: int = 40  # closed ones alive: more mean less to bring forward, more products, 1.4 MB each at d = 300
+    most_rows: int = 2000  # brought forward at once: after the close of a segment it would be all, and the slowest step
+    fold_every: int = 128  # updates of Q, ω, w̄ in the compute dtype before they are added to those in float64
+
+
+DEFAULT_SIZES = Sizes()
+
+
+class FactoredState(Table):
+    """V (D,d), the d-sized state, and the history that brings rows of V to the current frame."""
 
     V: Tensor
     p: Tensor | None
 
-    def __init__(self, W: Tensor, p: Tensor | None = None, *, lazy: bool = True) -> None:
-        """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that are not swept."""
-        super().__init__(W.shape[1], like=W)
+    def __init__(
+        self,
+        W: Tensor,
+        p: Tensor | None = None,
+        *,
+        lazy: bool = True,
+        sizes: Sizes = DEFAULT_SIZES,
+        impl: Impl = "auto",
+    ) -> None:
+        """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that rows hear of later."""
+        super().__init__(W.shape[1], W, sizes.fold_every, impl)
+        self.sizes = sizes
         self.register_buffer("V", W)
         self.register_buffer("p", None if p is None else p.to(W))
         self.history = self._new_history(lazy)
@@ -48,26 +71,12 @@ class FactoredState(Stack):
         """A tensor of the layer's dtype and device."""
         return self.V
 
-    def buffers_for_c(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-        """Return table, base, deviation, V and the stamps of its rows, if they are as compiled code wants them.
-
-        That is of the dtype, the stamps of int32, and without gaps in memory.
-        """
-        found = self._buffers  # not by name: a module looks for those in three places
-        table, base, deviation, V = found["table"], found["base"], found["deviation"], found["V"]
-        stamp = self.history._buffers["stamp"]
-        assert table is not None and base is not None and deviation is not None and V is not None and stamp is not None
-        for x in (table, base, deviation, V):
-            if x.dtype != dtype or not x.is_contiguous():
-                return None
-        if stamp.dtype != torch.int32 or not stamp.is_contiguous():
-            return None
-        if not (self.history.empty or stamp.shape[0] == V.shape[0]):
-            return None
-        return table, base, deviation, V, stamp
-
     def _new_history(self, lazy: bool) -> History:
-        return History(self.stored_rows, self.d, like=self.V, segments=None if lazy else 0)
+        return self._history_of(self.stored_rows, lazy)
+
+    def _history_of(self, rows: int, lazy: bool) -> History:
+        segments = min(self.sizes.most_segments, max(2, math.isqrt(rows // self.d))) if lazy else 0
+        return History(rows, self.d, self.V, segments, self.sizes.repairs, self.impl)
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of x over the processes that share the rows; x itself where all are kept here."""
@@ -76,7 +85,7 @@ class FactoredState(Stack):
     # ---- rows ----------------------------------------------------------------------------------------------------
     def read(self, ids: Tensor | slice) -> Tensor:
         """Return rows of V (n,d) in the current frame, as if every past repair had swept them; a copy."""
-        rows = self.V[ids].clone() if isinstance(ids, slice) else read_rows(self.V, ids)
+        rows = self.V[ids].clone() if isinstance(ids, slice) else read_rows(self.V, ids, impl=self.impl)
         return self.history.bring_forward(rows, ids)
 
     def write(self, ids: Tensor | slice, rows: Tensor) -> None:
@@ -84,19 +93,23 @@ class FactoredState(Stack):
         if isinstance(ids, slice):
             self.V[ids] = rows
         else:
-            write_rows(self.V, ids, rows)
+            write_rows(self.V, ids, rows, impl=self.impl)
         self.history.written(ids)
 
     def bring_forward(self, ids: Tensor) -> None:
         """Take rows of ids (n,) through the repairs of all closed segments, many at once, the oldest first."""
         if self.history.open:
-            self.history.bring_to_open_segment(self.V, ids, MOST_ROWS)
+            self.history.bring_to_open_segment(self.V, ids, self.sizes.most_rows)
 
-    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor) -> None:
-        """V[ids] ← rows + change, where `rows` is what read(ids) gave; changes of a repeated id add up."""
+    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, weights: Tensor) -> None:
+        """V[ids] ← rows + weights ∘ change, for ids, weights (m,K), change (m,d), and rows (mK,d), what read(ids) gave.
+
+        What belongs to a repeated id adds up.
+        """
+        flat = ids.reshape(-1)
         if not self.history.empty:
-            self.write(ids, rows)  # brings them to the current frame; a repeated id writes the same row twice
-        add_rows(self.V, RowValues(ids, change))
+            self.write(flat, rows)  # brings them to the current frame; a repeated id writes the same row twice
+        add_rows(self.V, RowValues(flat, change, ids.shape[1]), weights=weights.reshape(-1), impl=self.impl)
 
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         """Return rows of W (n,d): v_i U + p_i ω."""
@@ -122,10 +135,15 @@ class FactoredState(Stack):
         """Return W (D,d). O(Dd²): for the end of training, tests and export."""
         return torch.cat([self.weight_rows(rows) for rows in self.blocks()])
 
+    def absorb(self) -> None:
+        """V ← V U, U ← I, a pass over V; W does not change."""
+        self.map_rows(lambda _, rows: rows @ self.U)
+        self.set_frame()
+
     def restore(self) -> None:
         """V ← V U + p ωᵀ, U ← I, ω ← 0, and Q, w̄ anew from V. O(Dd²); W does not change."""
         self.map_rows(lambda rows, _: self.weight_rows(rows))
-        self.assign(omega=torch.zeros_like(self.exact[:1]))
+        self.assign(omega=torch.zeros_like(self.exact[0]))
         self.set_frame()
         self.refresh_gram(at_rest=True)
 
@@ -137,13 +155,13 @@ class FactoredState(Stack):
             W = (self.V[rows] if at_rest else self.weight_rows(rows)).to(torch.float64)
             Q.addmm_(W.T, W)
             w_bar += W.sum(0) if self.p is None else self.p_of(self.p, rows).to(torch.float64) @ W
-        self.assign(Q=self.total(Q), w_bar=self.total(w_bar)[None])
+        self.assign(Q=self.total(Q), w_bar=self.total(w_bar))
 
     def reset(self, W: Tensor) -> None:
         """Start again from W (D,d): V = W, U = I, ω = 0."""
         self.V.copy_(W)
         self.history.clear()
-        self.assign(omega=torch.zeros_like(self.exact[:1]))
+        self.assign(omega=torch.zeros_like(self.exact[0]))
         self.set_frame()
         self.refresh_gram(at_rest=True)
 

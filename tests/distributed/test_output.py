@@ -130,8 +130,7 @@ def test_a_prior_is_known_to_all(tmp_path: Path, m: int) -> None:
 
 
 def learn_otherwise(head: Any, m: int, K: int, part: slice) -> dict[str, Tensor]:
-    """Train by the other ways in: `learn`, two backward passes before an update, a preconditioner."""
-    P = torch.diag(torch.linspace(0.5, 1.5, HIDDEN + 1, dtype=torch.float64))
+    """Train by the other ways in: `learn`, two backward passes before an update."""
     found = []
     for h, ids, values in batches(m, K, 5):
         found += head.learn(h[part], ids[part], 0.2, values[part])
@@ -139,8 +138,6 @@ def learn_otherwise(head: Any, m: int, K: int, part: slice) -> dict[str, Tensor]
             (head(h[part].clone().requires_grad_(), ids[part], values[part]).sum() / m).backward()
         found.append(torch.full((m, 1), head.grad_norm())[part])
         head.update(0.2)
-        (head(h[part].clone().requires_grad_(), ids[part], values[part]).sum() / m).backward()
-        head.update(0.2, preconditioner=P)
     return {"found": torch.cat([x.reshape(len(x), -1) for x in found], 1), "weight": head.weight()}
 
 

@@ -6,17 +6,17 @@ all of them, and the update is W −= η W.grad.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from lstlm.spherical import CustomLoss, SphericalLoss, SphericalOutput, make_loss
-from lstlm.spherical.compiled import begin
 from lstlm.spherical.paper import PaperState, minibatch_spherical, minibatch_squared_error, online_squared_error
 from lstlm.spherical.state import FactoredState
-from lstlm.spherical.touched_rows import LowRank, Square
 
 A, B, EPSILON = 0.7, 3.0, 0.05
 LOSSES = ["squared", "spherical", "taylor", "z", "custom"]
@@ -103,10 +103,10 @@ class Dense:
         assert H.grad is not None and W.grad is not None
         return losses.detach(), H.grad, W.grad
 
-    def step(self, batch: Batch, eta: float, decay: float = 0.0, P: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch, eta: float, decay: float = 0.0) -> tuple[Tensor, Tensor]:
         """One step; return the losses and the gradient to H."""
         losses, grad_H, grad_W = self.gradients(batch)
-        self.W = (1 - eta * decay) * self.W - eta * (grad_W if P is None else grad_W @ P)
+        self.W = (1 - eta * decay) * self.W - eta * grad_W
         return losses, grad_H
 
 
@@ -137,17 +137,16 @@ class Paper:
         return {name: getattr(self.state, name) for name in ("Q", "w_bar", "U", "U_inv_T")}
 
 
-class Interpreted(SphericalOutput):
-    """The layer where nothing was compiled."""
-
-    def _begin(self, H: Tensor, ids: Tensor) -> LowRank | Square:
-        return begin(self.state, H, ids, kernel=None)
+InTorch = partial(SphericalOutput, impl="torch")
+"""The layer without compiled code."""
 
 
 class Layer:
     """SphericalOutput, or its naive twin, through its public face."""
 
-    def __init__(self, W: Tensor, loss: str, kind: type = SphericalOutput, **settings: object) -> None:
+    def __init__(
+        self, W: Tensor, loss: str, kind: Callable[..., SphericalOutput] = SphericalOutput, **settings: object
+    ) -> None:
         D, d = W.shape
         self.head = kind(d - 1, D, loss_of(loss), dtype=W.dtype, init_scale=0.0, **settings)
         self.head.set_weight(W)
@@ -160,9 +159,9 @@ class Layer:
         assert h.grad is not None
         return losses.detach(), h.grad
 
-    def step(self, batch: Batch, eta: float, decay: float = 0.0, P: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch, eta: float, decay: float = 0.0) -> tuple[Tensor, Tensor]:
         result = self.backward(batch)
-        self.head.update(eta, decay, preconditioner=P)
+        self.head.update(eta, decay)
         return result
 
     def weight(self) -> Tensor:

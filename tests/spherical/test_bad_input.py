@@ -92,10 +92,6 @@ def test_reading(kind: type, case: str) -> None:
         ({"lr": 0.1, "weight_decay": -1.0}, "weight_decay = -1"),
         ({"lr": 0.1, "weight_decay": 10.0}, "weight_decay = 10"),
         ({"lr": 0.1, "weight_decay": math.nan}, "weight_decay = nan"),
-        ({"lr": 0.1, "preconditioner": torch.eye(5).double()}, r"preconditioner \(5, 5\)"),
-        ({"lr": 0.1, "preconditioner": torch.ones(6, 6).double().tril()}, "symmetric"),
-        ({"lr": 0.1, "preconditioner": -torch.eye(6).double()}, "positive"),
-        ({"lr": 0.1, "preconditioner": torch.full((6, 6), math.nan).double()}, "finite"),
     ],
 )
 def test_update_arguments(kind: type, arguments: dict[str, object], message: str) -> None:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from lstlm.spherical import DenseSphericalOutput
-from lstlm.spherical.dense import squared_error_step
+from lstlm.spherical.steps.dense import squared_error_step
 from tests.spherical.oracle import (
     EXACT,
     LOSSES,
     RATE,
     Batch,
     Dense,
-    Interpreted,
+    InTorch,
     Layer,
     Paper,
     assert_same_step,
@@ -35,7 +35,7 @@ SUBJECTS: dict[str, Make] = {
     "paper-minibatch": partial(Paper, algorithm="minibatch"),
     "paper-online": partial(Paper, algorithm="online"),
     "touched_rows": partial(Layer, stabilise="none"),  # with repairs: test_stabilise and test_lazy
-    "interpreted": partial(Layer, kind=Interpreted, stabilise="none"),
+    "torch": partial(Layer, kind=InTorch, stabilise="none"),
     "naive": partial(Layer, kind=DenseSphericalOutput),
     "blocked": partial(Layer, kind=DenseSphericalOutput, blocked=True),
 }
@@ -137,7 +137,7 @@ def test_the_one_pass_squared_error_step(m: int, K: int) -> None:
 
 
 def test_a_blocked_layer_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.spherical.dense.CHUNK_ROWS", 5)
+    monkeypatch.setattr("lstlm.spherical.steps.dense.CHUNK_ROWS", 5)
     W = random_weight(D, d)
     tested, dense = SUBJECTS["blocked"](W, "taylor"), Dense(W, "taylor")
     for step in range(5):

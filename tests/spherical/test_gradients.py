@@ -1,4 +1,4 @@
-"""What may stand around the loss: upstream gradients, weights, decay, a preconditioner, a prior, strange targets."""
+"""What may stand around the loss: upstream gradients, weights, decay, a prior, strange targets."""
 
 from __future__ import annotations
 
@@ -112,22 +112,6 @@ def test_weight_decay(loss: str, m: int, kind: type) -> None:
         batch = make_batch(step, D, d, m, 2)
         decay = 0.3 / RATE[loss] if step % 3 else 0.0
         assert_same_step(layer.step(batch, RATE[loss] / 2, decay=decay), dense.step(batch, RATE[loss] / 2, decay=decay))
-    assert_same_weights(layer, dense.W)
-
-
-@pytest.mark.parametrize("kind", [SphericalOutput, DenseSphericalOutput])
-@pytest.mark.parametrize("m", SIZES)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_right_preconditioner(loss: str, m: int, kind: type) -> None:
-    W = random_weight(D, d)
-    layer, dense = Layer(W, loss, kind), Dense(W, loss)
-    root = torch.eye(d, dtype=torch.float64) + 0.3 * random_weight(d, d, seed=5)
-    P = root @ root.T
-    for step in range(12):
-        batch = make_batch(step, D, d, m, 2)
-        eta = RATE[loss] / 3
-        decay = 0.2 if step % 2 else 0.0
-        assert_same_step(layer.step(batch, eta, decay, P), dense.step(batch, eta, decay, P))
     assert_same_weights(layer, dense.W)
 
 

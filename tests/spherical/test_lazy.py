@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +12,8 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.spherical import SphericalOutput
-from lstlm.spherical.stabilise import sweep_some
+from lstlm.spherical.stabilise.lazy import bring_next_rows
+from lstlm.spherical.state import Sizes
 from tests.spherical.oracle import (
     EXACT,
     Dense,
@@ -34,17 +32,6 @@ D, d = 29, 6
 TIGHT = {"stabilise": "lazy", "stabilise_range": (0.8, 1.25)}
 
 
-@contextmanager
-def short_segments(repairs: int) -> Iterator[None]:
-    """Close a segment after so few repairs that a short test sees many."""
-    with (
-        mock.patch("lstlm.spherical.history.REPAIRS", repairs),
-        mock.patch("lstlm.spherical.stabilise.REPAIRS", repairs),
-        mock.patch("lstlm.spherical.state.MOST_ROWS", 5),
-    ):
-        yield
-
-
 def strong_step(layer: Layer, dense: Dense, seed: int, ids: Tensor | None = None) -> None:
     """One step whose H is strong in one direction after the other, at a rate that U feels."""
     m = 9 if seed % 3 == 0 else 3
@@ -57,9 +44,10 @@ def strong_step(layer: Layer, dense: Dense, seed: int, ids: Tensor | None = None
 class Run:
     """A lazy layer and dense autograd, through the same events."""
 
-    def __init__(self, loss: str) -> None:
-        W = random_weight(D, d)
-        self.layer, self.dense, self.clock = Layer(W, loss, **TIGHT), Dense(W, loss), 0
+    def __init__(self, loss: str, repairs: int = 128) -> None:
+        """With few repairs a segment closes so soon that a short test sees many."""
+        W, self.settings = random_weight(D, d), {**TIGHT, "sizes": Sizes(repairs=repairs, most_rows=5)}
+        self.layer, self.dense, self.clock = Layer(W, loss, **self.settings), Dense(W, loss), 0
 
     def touch(self, times: int) -> None:
         for _ in range(times):
@@ -67,7 +55,7 @@ class Run:
             strong_step(self.layer, self.dense, self.clock)
 
     def sweep(self, rows: int) -> None:
-        assert sweep_some(self.layer.head.state, rows) == rows
+        assert bring_next_rows(self.layer.head.state, rows) == rows
 
     def expect(self, ids: int) -> None:
         """Hear of some targets, one of them twice."""
@@ -88,7 +76,7 @@ class Run:
         torch.save(self.layer.head.state_dict(), file)
         file.seek(0)
         old = self.layer.head
-        new = SphericalOutput(old.hidden, old.vocab, loss_of(self.dense.loss), dtype=torch.float64, **TIGHT)
+        new = SphericalOutput(old.hidden, old.vocab, loss_of(self.dense.loss), dtype=torch.float64, **self.settings)
         new.load_state_dict(torch.load(file, weights_only=True))
         self.layer.head = new
 
@@ -115,40 +103,37 @@ EVENTS = st.one_of(
 @settings(max_examples=25)
 @given(st.lists(EVENTS, min_size=4, max_size=10), st.sampled_from([2, 4, 7]), st.sampled_from(["squared", "taylor"]))
 def test_any_order_of_events(events: list[tuple[str, int]], repairs: int, loss: str) -> None:
-    with short_segments(repairs):
-        run = Run(loss)
-        for name, argument in [("touch", 6), *events, ("touch", 2), ("check", 0)]:
-            getattr(run, name)(argument)
+    run = Run(loss, repairs)
+    for name, argument in [("touch", 6), *events, ("touch", 2), ("check", 0)]:
+        getattr(run, name)(argument)
 
 
 @pytest.mark.parametrize("repairs", [3, 5])
 def test_the_events_above_do_close_segments(repairs: int) -> None:
     """The property test would prove nothing if the history stayed empty; here the ring turns several times."""
-    with short_segments(repairs):
-        run = Run("squared")
-        history = run.layer.head.state.history
-        run.touch(100)
-        assert history.open > 3 * (history.segments + 1), "the ring of closed segments has not turned three times"
-        assert len(history.stamp.unique()) > 2, "rows of several ages"
-        run.check(0)
+    run = Run("squared", repairs)
+    history = run.layer.head.state.history
+    run.touch(100)
+    assert history.open > 3 * (history.segments + 1), "the ring of closed segments has not turned three times"
+    assert len(history.stamp.unique()) > 2, "rows of several ages"
+    run.check(0)
 
 
 def test_expected_rows_are_brought_out_of_closed_segments() -> None:
-    with short_segments(3):
-        run = Run("squared")
-        run.touch(60)
-        head = run.layer.head
-        history, ids = head.state.history, torch.arange(D)
-        assert int(history.stamp.min()) < history.start, "some row is in a closed segment"
-        before, old = head.weight(), int((history.stamp < history.start).sum())
-        head.expect(ids.repeat(2))
-        assert int((history.stamp < history.start).sum()) == max(0, old - 5), "the five oldest were brought forward"
-        for _ in range(D // 5):
-            head.expect(ids)
-        assert int(history.stamp.min()) >= history.start
-        torch.testing.assert_close(head.weight(), before, **EXACT)
-        run.touch(5)
-        run.check(0)
+    run = Run("squared", 3)
+    run.touch(60)
+    head = run.layer.head
+    history, ids = head.state.history, torch.arange(D)
+    assert int(history.stamp.min()) < history.start, "some row is in a closed segment"
+    before, old = head.weight(), int((history.stamp < history.start).sum())
+    head.expect(ids.repeat(2))
+    assert int((history.stamp < history.start).sum()) == max(0, old - 5), "the five oldest were brought forward"
+    for _ in range(D // 5):
+        head.expect(ids)
+    assert int(history.stamp.min()) >= history.start
+    torch.testing.assert_close(head.weight(), before, **EXACT)
+    run.touch(5)
+    run.check(0)
 
 
 def test_expecting_what_is_not_there_is_refused() -> None:
@@ -159,36 +144,33 @@ def test_expecting_what_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize("loss", ["squared", "taylor"])
 def test_words_that_sleep_through_many_segments(loss: str) -> None:
     """Rows that are touched again after all the segments that the history may keep alive."""
-    with short_segments(4):
-        run = Run(loss)
-        for step in range(80):
-            ids = torch.tensor([[step % 3]] * (9 if step % 3 == 0 else 3))  # words 0, 1 and 2 alone
-            strong_step(run.layer, run.dense, step, ids)
-        assert run.layer.head.state.history.open > 2
-        for step in range(80, 90):
-            strong_step(run.layer, run.dense, step)
-        run.check(0)
+    run = Run(loss, 4)
+    for step in range(80):
+        ids = torch.tensor([[step % 3]] * (9 if step % 3 == 0 else 3))  # words 0, 1 and 2 alone
+        strong_step(run.layer, run.dense, step, ids)
+    assert run.layer.head.state.history.open > 2
+    for step in range(80, 90):
+        strong_step(run.layer, run.dense, step)
+    run.check(0)
 
 
 def test_one_word_a_thousand_times() -> None:
-    with short_segments(8):
-        run = Run("taylor")
-        for step in range(300):
-            strong_step(run.layer, run.dense, step, torch.full((9 if step % 3 == 0 else 3, 1), 5))
-        run.check(0)
+    run = Run("taylor", 8)
+    for step in range(300):
+        strong_step(run.layer, run.dense, step, torch.full((9 if step % 3 == 0 else 3, 1), 5))
+    run.check(0)
 
 
 def test_reading_does_not_disturb_the_history() -> None:
-    with short_segments(4):
-        run = Run("taylor")
-        run.touch(25)
-        head = run.layer.head
-        before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
-        H = make_batch(5, D, d, 4).H
-        outputs = H @ run.dense.W.T
-        torch.testing.assert_close(run.layer.weight(), run.dense.W, **EXACT)
-        P = 1 + outputs + outputs**2 / 2
-        expected = (P / P.sum(1, keepdim=True)).log()
-        torch.testing.assert_close(head.log_prob(H[:, :-1], torch.arange(D).expand(4, D)), expected, **EXACT)
-        torch.testing.assert_close(head.topk(H[:, :-1], 5)[0], expected.topk(5)[0], **EXACT)
-        assert all(torch.equal(before[name], tensor) for name, tensor in head.state_dict().items())
+    run = Run("taylor", 4)
+    run.touch(25)
+    head = run.layer.head
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    H = make_batch(5, D, d, 4).H
+    outputs = H @ run.dense.W.T
+    torch.testing.assert_close(run.layer.weight(), run.dense.W, **EXACT)
+    P = 1 + outputs + outputs**2 / 2
+    expected = (P / P.sum(1, keepdim=True)).log()
+    torch.testing.assert_close(head.log_prob(H[:, :-1], torch.arange(D).expand(4, D)), expected, **EXACT)
+    torch.testing.assert_close(head.topk(H[:, :-1], 5)[0], expected.topk(5)[0], **EXACT)
+    assert all(torch.equal(before[name], tensor) for name, tensor in head.state_dict().items())

@@ -93,7 +93,7 @@ def test_diagnostics_tell_how_the_factors_are() -> None:
     assert facts["sigma_max"] == pytest.approx(float(sigma[0]))
     assert 0 <= facts["inverse_error"] < 1e-12
     assert 0 <= facts["q_error_sampled"] < 1e-9
-    assert facts["stabilisations"] == 0
+    assert layer.head.statistics()["stabilisations"] == 0
 
     layer.head.state.assign(Q=1.01 * layer.head.state.exactly("Q"))
     assert layer.head.diagnostics(probes=4)["q_error_sampled"] > 1e-4, "a wrong Q must show"

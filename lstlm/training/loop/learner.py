@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from lstlm.data import Batch, Corpus, Examples
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
 from lstlm.nn.network import Network, Optimisers
-from lstlm.nn.whole_pass import WholePass
 from lstlm.training.loop.clock import PhaseClock
 from lstlm.training.run.checkpoint import Checkpoint
 from lstlm.training.run.shards import load_network, training_state
@@ -72,7 +71,6 @@ class Learner:
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
         self.grad_norm: float | None = None  # of the output weights, at the last measured step
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
-        self._whole: WholePass | Literal[False] | None = None  # None: not looked for yet; False: there is none
 
     def step(self, lr_scale: float, *, measured: bool = True) -> StepResult:
         """Take one step on the next batch.
@@ -102,10 +100,6 @@ class Learner:
 
     def gradients(self, context: Tensor, ids: Tensor, values: Tensor | None, lap: Callable[[str], None]) -> float:
         """Return the mean loss, and leave all gradients where the optimisers look for them; `lap` hears of phases."""
-        if values is None and (whole := self._whole_pass(context)) is not None:
-            if (loss := whole(context, ids, lap)) is not None:
-                return loss
-            self._whole = None  # what it knew of the network may no longer be so
         encoding = self.network.begin(context)
         lap("hidden_forward")
         losses, gradient = self.network.output.value_and_grad(encoding.h, ids, values)
@@ -114,15 +108,6 @@ class Learner:
         value = self._finite(self._mean(losses), gradient)
         lap("backward")
         return value
-
-    def _whole_pass(self, context: Tensor) -> WholePass | None:
-        """Return the compiled way through the network for minibatches like this one, where there is one."""
-        m, n = context.shape
-        if m != self.config.train.batch_size:
-            return None  # the last one of an epoch
-        if self._whole is None:
-            self._whole = WholePass.make(self.network, m, n) or False
-        return self._whole or None
 
     def _mean(self, losses: Tensor) -> Tensor:
         """Return the mean loss of the minibatch."""
@@ -166,7 +151,7 @@ class Learner:
         if "cuda_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"].clone(), self.device)
         self.examples.restore(position)
-        self._batch = self._whole = None
+        self._batch = None
 
 
 def open_examples(config: Config, corpus: Corpus, rank: int = 0, world: int = 1) -> Examples:

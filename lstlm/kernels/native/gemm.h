@@ -1,0 +1,87 @@
+/* C ← alpha · A B + beta · C.
+ *
+ * Why not a library's: GFLOP/s on one thread of an AMD EPYC (Zen 4), for the four shapes of a step (M×K×N = 128×300×902,
+ * 902×128×300 and 300×128×300 with A transposed, 128×300×300), 2026-11:
+ *
+ *     MKL inside PyTorch 92–97 · OpenBLAS inside numpy 98–102 · BLIS 100–106 · oneDNN 108–112 · this file 110
+ *
+ * MKL takes its widest vectors only on Intel's processors. oneDNN's is as good, but a Python registry has it in version
+ * 3.2 of 2023 alone, with an OpenMP of its own whose threads would stand beside PyTorch's. Calls of this size are nearly
+ * all that a step consists of. On the torch form of every operation the products are PyTorch's: impl="torch". */
+
+struct Product {
+    int64_t M, N, K;
+    Real alpha, beta;
+    const Real *A, *B;
+    Real *C;
+    int64_t a_down, a_along, b_down, b_along, ldc; /* a_ik is A[i·a_down + k·a_along] */
+};
+
+#ifdef SEVERAL_PROCESSORS
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v4")
+namespace v4 { /* 24 sums, 4 vectors and a number, of 32 registers */
+enum { VECTOR_BYTES = 64, TILE_ROWS = 6, TILE_VECTORS = 4 };
+#define TILE_VECTORS_4 1
+#include "tiles.h"
+}
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
+namespace v3 { /* 12, 2 and 1, of 16 */
+enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
+#undef TILE_VECTORS_4
+#define TILE_VECTORS_4 0
+#include "tiles.h"
+}
+#pragma GCC pop_options
+#endif
+namespace any {
+enum { VECTOR_BYTES = 16, TILE_ROWS = 4, TILE_VECTORS = 2 };
+#undef TILE_VECTORS_4
+#define TILE_VECTORS_4 0
+#include "tiles.h"
+}
+#undef TILE_VECTORS_4
+
+static void (*const rows_of_product)(const Product *, int64_t, int64_t) =
+#ifdef SEVERAL_PROCESSORS
+    LEVEL == 4 ? v4::rows_of_product : LEVEL == 3 ? v3::rows_of_product :
+#endif
+    any::rows_of_product;
+
+/* The rows of one thread: a whole number of tiles. The sums are the same for any number of threads. */
+static void share_of_product(const void *of, int64_t part, int64_t parts)
+{
+    enum { TILE_ROWS = 12 }; /* a multiple of those of all processors */
+    const Product *p = (const Product *)of;
+    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS, first = part * tiles / parts * TILE_ROWS;
+    const int64_t last = (part + 1) * tiles / parts * TILE_ROWS;
+    rows_of_product(p, first, last < p->M ? last : p->M);
+}
+
+static void multiply(const Product &p, int64_t threads)
+{
+    const int64_t most = 1 + p.M * p.N * p.K / WORTH_A_THREAD;
+    if (threads > 1 && most > 1)
+        Threads::ours().share(threads < most ? threads : most, share_of_product, &p);
+    else
+        rows_of_product(&p, 0, p.M);
+}
+
+/* C (M,N) ← alpha · A B + beta · C by at most so many threads; `turned` names which of A and B are stored transposed. */
+static void product(int64_t threads, const char *turned, int64_t M, int64_t N, int64_t K, double alpha, const Real *A,
+                    int64_t lda, const Real *B, int64_t ldb, double beta, Real *C, int64_t ldc)
+{
+    const bool a = turned[0] == 'T', b = turned[1] == 'T';
+    multiply({M, N, K, (Real)alpha, (Real)beta, A, B, C, a ? 1 : lda, a ? lda : 1, b ? 1 : ldb, b ? ldb : 1, ldc}, threads);
+}
+
+/* C ← alpha · A B + beta · C for A (M,K), B (K,N) of any strides. */
+static void gemm(Strided<const Real> A, Strided<const Real> B, Matrix<Real> C, double alpha, double beta, int64_t threads)
+{
+    need(A.rows == C.rows && A.columns == B.rows && B.columns == C.columns && A.columns > 0, "A (M,K), B (K,N), C (M,N)");
+    multiply({A.rows, B.columns, A.columns, (Real)alpha, (Real)beta, A.data, B.data, C.data, A.down, A.along, B.down,
+              B.along, C.apart},
+             threads);
+}

@@ -1,0 +1,110 @@
+/* The hidden layers Y_l = f(A_l Y_(l−1) + a_l 1ᵀ), of which Y_0 is stored as x (m,inputs): A (units,inputs), Y (units,m). */
+
+/* y (n,) ← f(y + a). */
+PART void activate(int64_t activation, int64_t n, Real a, Real *y)
+{
+    for (int64_t i = 0; i < n; i++) y[i] += a;
+    if (activation == TANH)
+        for (int64_t i = 0; i < n; i++) y[i] = tanh_of(y[i]);
+    else if (activation == RELU)
+        for (int64_t i = 0; i < n; i++) y[i] = y[i] > 0 || y[i] != y[i] ? y[i] : 0;
+}
+
+/* dz (n,) ← the gradient of what the activation took, given its result y and the gradient of that. */
+PART void slope(int64_t activation, int64_t n, const Real *y, const Real *dy, Real *dz)
+{
+    if (activation == TANH)
+        for (int64_t i = 0; i < n; i++) dz[i] = dy[i] * (1 - y[i] * y[i]);
+    else if (activation == RELU)
+        for (int64_t i = 0; i < n; i++) dz[i] = y[i] <= 0 ? 0 : dy[i];
+    else
+        memcpy(dz, dy, n * sizeof(Real));
+}
+
+FOR_THIS_PROCESSOR static void activate_rows(int64_t activation, const Real *a, const Matrix<Real> &Y)
+{
+    for (int64_t j = 0; j < Y.rows; j++) activate(activation, Y.columns, a[j], Y[j]);
+}
+
+FOR_THIS_PROCESSOR static void slope_rows(int64_t activation, const Matrix<const Real> &Y, const Matrix<const Real> &dY,
+                                          const Matrix<Real> &dZ, Real *da)
+{
+    for (int64_t j = 0; j < Y.rows; j++) {
+        slope(activation, Y.columns, Y[j], dY[j], dZ[j]);
+        da[j] = (Real)total(dZ[j], Y.columns);
+    }
+}
+
+static void check_layer(const Matrix<const Real> &A, int64_t inputs, int64_t units, int64_t of_Y, int64_t columns, int64_t m)
+{
+    need(A.columns == inputs && A.rows == units && A.rows == of_Y && columns == m, "A (units,inputs), a (units,), Y (units,m)");
+}
+
+/* Fill Y of all layers. */
+static void layers_forward(Matrix<const Real> x, int64_t activation, Several<Matrix<const Real>> A,
+                           Several<Vector<const Real>> a, Several<Matrix<Real>> Y, int64_t threads)
+{
+    const int64_t m = x.rows;
+    need(A.count > 0 && a.count == A.count && Y.count == A.count, "as many A, a and Y as layers");
+    for (int64_t l = 0, inputs = x.columns; l < A.count; inputs = A[l++].rows)
+        check_layer(A[l], inputs, a[l].size, Y[l].rows, Y[l].columns, m);
+    for (int64_t l = 0; l < A.count; l++) {
+        const Real *below = l ? Y[l - 1].data : x.data;
+        product(threads, l ? "NN" : "NT", A[l].rows, m, A[l].columns, 1, A[l].data, A[l].apart, below,
+                l ? Y[l - 1].apart : x.apart, 0, Y[l].data, Y[l].apart);
+        activate_rows(activation, a[l].data, Y[l]);
+    }
+}
+
+/* Given x, Y, and dY (units,m) of the last layer: dA and da of every layer and, unless None, dx (m,inputs).
+ * Scratch: dZ and spare (largest,m), for the largest number of units. */
+static void layers_backward(Matrix<const Real> x, int64_t activation, Several<Matrix<const Real>> A,
+                            Several<Matrix<const Real>> Y, Matrix<const Real> dY, Several<Matrix<Real>> dA,
+                            Several<Vector<Real>> da, Matrix<Real> dZ, Matrix<Real> spare, Optional<Matrix<Real>> dx,
+                            int64_t threads)
+{
+    const int64_t m = x.rows, count = A.count;
+    need(count > 0 && Y.count == count && dA.count == count && da.count == count, "as many A, Y, dA and da as layers");
+    for (int64_t l = 0, inputs = x.columns; l < count; inputs = A[l++].rows) {
+        check_layer(A[l], inputs, da[l].size, Y[l].rows, Y[l].columns, m);
+        need(dA[l].rows == A[l].rows && dA[l].columns == inputs, "dA like A");
+        need(dZ.rows >= A[l].rows && spare.rows >= A[l].rows && dZ.columns == m && spare.columns == m, "room for a layer");
+    }
+    need(dY.rows == A[count - 1].rows && dY.columns == m, "dY like the last Y");
+    need(!dx.data || (dx.rows == m && dx.columns == x.columns), "dx like x");
+    for (int64_t l = count - 1; l >= 0; l--) {
+        const int64_t units = A[l].rows, inputs = A[l].columns;
+        slope_rows(activation, Y[l], dY, dZ, da[l].data);
+        if (l > 0) {
+            product(threads, "NT", units, inputs, m, 1, dZ.data, dZ.apart, Y[l - 1].data, Y[l - 1].apart, 0, dA[l].data,
+                    dA[l].apart);
+            product(threads, "TN", inputs, m, units, 1, A[l].data, A[l].apart, dZ.data, dZ.apart, 0, spare.data, spare.apart);
+        } else {
+            product(threads, "NN", units, inputs, m, 1, dZ.data, dZ.apart, x.data, x.apart, 0, dA[l].data, dA[l].apart);
+            if (dx.data)
+                product(threads, "TN", m, inputs, units, 1, dZ.data, dZ.apart, A[l].data, A[l].apart, 0, dx.data, dx.apart);
+        }
+        dY = {spare.data, inputs, m, spare.apart}; /* which is read in full before it is written again */
+    }
+}
+
+FOR_THIS_PROCESSOR static void adagrad_numbers(int64_t n, Real *x, const Real *gradient, Real *squares, Real rate,
+                                               Real epsilon)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const Real square = squares[i] + gradient[i] * gradient[i];
+        squares[i] = square;
+        x[i] -= rate * gradient[i] / ((Real)sqrt(square) + epsilon);
+    }
+}
+
+/* A step of Adagrad for each of x, given gradients g: squares += g², x −= rate · g / (√squares + epsilon). */
+static void adagrad(Several<Flat<Real>> x, Several<Flat<const Real>> gradients, Several<Flat<Real>> squares, double rate,
+                    double epsilon)
+{
+    need(gradients.count == x.count && squares.count == x.count, "as many gradients and squares as parameters");
+    for (int64_t i = 0; i < x.count; i++)
+        need(gradients[i].size == x[i].size && squares[i].size == x[i].size, "gradients and squares like the parameters");
+    for (int64_t i = 0; i < x.count; i++)
+        adagrad_numbers(x[i].size, x[i].data, gradients[i].data, squares[i].data, (Real)rate, (Real)epsilon);
+}

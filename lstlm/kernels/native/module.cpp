@@ -1,0 +1,97 @@
+/* lstlm.kernels._native: what a step of training consists of, compiled.
+ *
+ * Each function stands beside one of reference.py that gives the same result and is what it is tested against; ops.py
+ * chooses. Matrices are row-major. Nothing here allocates memory for numbers or keeps any: results and scratch are tensors
+ * of the caller's. The parts are included once for each type of number. */
+#include "boundary.h"
+
+#include "common.h"
+
+#include "threads.h"
+
+#include "losses.h"
+
+/* Which vectors this processor has: 4 are those of x86-64-v4, 512 bits, 3 those of v3, 256; 0 is whatever all have. */
+static int64_t find_level()
+{
+#ifdef SEVERAL_PROCESSORS
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("x86-64-v4") ? 4 : __builtin_cpu_supports("x86-64-v3") ? 3 : 0;
+#else
+    return 0;
+#endif
+}
+static const int64_t LEVEL = find_level();
+static int64_t level() { return LEVEL; }
+
+namespace float32 {
+using Real = float;
+#include "parts.h"
+}
+namespace float64 {
+using Real = double;
+#include "parts.h"
+}
+
+/* The stamps of the rows ids (n,) ← now. */
+static void write_stamps(Vector<int32_t> stamp, Vector<const int64_t> ids, int64_t now)
+{
+    check_rows(ids, stamp.size);
+    for (int64_t i = 0; i < ids.size; i++) stamp[ids[i]] = (int32_t)now;
+}
+
+/* seen (n,) ← how many of the `count` repairs since `start` the rows ids (n,) have seen. Returns whether that says it all:
+ * 0 where a stamp is older. */
+static int64_t read_stamps(Vector<const int32_t> stamp, Vector<const int64_t> ids, int64_t start, int64_t count,
+                           Vector<int64_t> seen)
+{
+    int64_t all = 1;
+    need(seen.size == ids.size, "seen (n,)");
+    check_rows(ids, stamp.size);
+    for (int64_t i = 0; i < ids.size; i++) {
+        seen[i] = stamp[ids[i]] - start;
+        all = all && seen[i] >= 0 && seen[i] <= count;
+    }
+    return all;
+}
+
+#define METHOD(name, ...) {#name, (PyCFunction)(void (*)())__VA_ARGS__, METH_FASTCALL, nullptr}
+#define ONE(name) METHOD(name, call<name>)
+#define BOTH(name) METHOD(name, call_either<float32::name, float64::name>)
+static PyMethodDef functions[] = {
+    BOTH(sum_rows), BOTH(write_rows), BOTH(add_rows), BOTH(adagrad_rows), BOTH(gemm), BOTH(layers_forward),
+    BOTH(layers_backward), BOTH(adagrad), BOTH(power_iteration), BOTH(repair_frame), BOTH(repair_rows),
+    BOTH(leave_segments), BOTH(low_rank_outputs), BOTH(losses), BOTH(low_rank_backward), BOTH(low_rank_shrink), BOTH(add_up),
+    BOTH(low_rank_update),
+    ONE(outside), ONE(write_stamps), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
+
+/* Find how PyTorch describes its tensors. */
+static bool find_exchange()
+{
+    PyObject *torch = PyImport_ImportModule("torch"), *nn = PyImport_ImportModule("torch.nn");
+    dlpack::tensor_type = torch ? PyObject_GetAttrString(torch, "Tensor") : nullptr;
+    dlpack::parameter_type = nn ? PyObject_GetAttrString(nn, "Parameter") : nullptr;
+    PyObject *capsule =
+        dlpack::tensor_type ? PyObject_GetAttrString(dlpack::tensor_type, "__dlpack_c_exchange_api__") : nullptr;
+    Py_XDECREF(torch);
+    Py_XDECREF(nn);
+    if (!capsule || !dlpack::parameter_type) {
+        PyErr_SetString(PyExc_ImportError, "this PyTorch does not offer its tensors by DLPack's C functions; 2.10 does");
+        return false;
+    }
+    dlpack::exchange = (const dlpack::Exchange *)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule); /* its type keeps it */
+    if (dlpack::exchange && dlpack::exchange->version.major != 1) {
+        PyErr_SetString(PyExc_ImportError, "this PyTorch offers its tensors by another version of DLPack than 1");
+        return false;
+    }
+    return dlpack::exchange != nullptr;
+}
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC PyInit__native()
+{
+    Threads::begin();
+    return find_exchange() ? PyModule_Create(&definition) : nullptr;
+}

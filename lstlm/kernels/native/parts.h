@@ -1,0 +1,11 @@
+#include "gemm.h"
+
+#include "rows.h"
+
+#include "layers.h"
+
+#include "frame.h"
+
+#include "history.h"
+
+#include "low_rank.h"

@@ -1,0 +1,128 @@
+/* Rows of a large table by id. Ids are looked at first: one that is no row is refused with nothing done. */
+
+/* Ask for a row of a table that will be needed soon. */
+PART void prefetch(const Real *row, int64_t size)
+{
+    for (int64_t byte = 0; byte < size * (int64_t)sizeof(Real); byte += LINE) __builtin_prefetch((const char *)row + byte);
+}
+
+/* The sum of x (n,), in float64. */
+PART double total(const Real *x, int64_t n)
+{
+    double lanes[LANES] = {0}, total = 0;
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += x[i + lane];
+    for (; i < n; i++) total += x[i];
+    for (int64_t lane = 0; lane < LANES; lane++) total += lanes[lane];
+    return total;
+}
+
+FOR_THIS_PROCESSOR static void add_up_rows(const Matrix<const Real> &table, const int64_t *ids, int64_t each, Real scale,
+                                           const Matrix<Real> &out)
+{
+    const int64_t size = table.columns, n = out.rows * each;
+    for (int64_t k = 0; k < n; k++) {
+        if (k + AHEAD < n) prefetch(table[ids[k + AHEAD]], size);
+        const Real *row = table[ids[k]];
+        Real *sum = out[k / each];
+        if (k % each == 0)
+            for (int64_t j = 0; j < size; j++) sum[j] = scale * row[j];
+        else
+            for (int64_t j = 0; j < size; j++) sum[j] += scale * row[j];
+    }
+}
+
+/* out (bags,size) ← scale · the sum of the rows ids[i·each], … ids[i·each + each − 1] of table. */
+static void sum_rows(Matrix<const Real> table, Vector<const int64_t> ids, int64_t each, double scale, Matrix<Real> out)
+{
+    need(each > 0 && ids.size == out.rows * each && out.columns == table.columns, "`each` ids for a row of the result");
+    check_rows(ids, table.rows);
+    add_up_rows(table, ids.data, each, (Real)scale, out);
+}
+
+/* Row ids[k] of table ← values[k], one after the other. */
+static void write_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values)
+{
+    need(values.rows == ids.size && values.columns == table.columns, "a row of values for an id");
+    check_rows(ids, table.rows);
+    for (int64_t k = 0; k < ids.size; k++) {
+        if (k + AHEAD < ids.size) prefetch(table[ids[k + AHEAD]], table.columns);
+        memcpy(table[ids[k]], values[k], table.columns * sizeof(Real));
+    }
+}
+
+FOR_THIS_PROCESSOR static void add_to_rows(const Matrix<Real> &table, const Vector<const int64_t> &ids,
+                                           const Matrix<const Real> &values, int64_t each, Real scale, const Real *weights)
+{
+    const int64_t size = table.columns;
+    for (int64_t k = 0; k < ids.size; k++) {
+        if (k + AHEAD < ids.size) prefetch(table[ids[k + AHEAD]], size);
+        const Real factor = weights ? scale * weights[k] : scale, *more = values[k / each];
+        Real *row = table[ids[k]];
+        for (int64_t j = 0; j < size; j++) row[j] += factor * more[j];
+    }
+}
+
+/* Row ids[k] of table += scale · weights[k] · values[k / each], one after the other: a repeated id counts every time. */
+static void add_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values, int64_t each, double scale,
+                     Optional<Vector<const Real>> weights)
+{
+    need(each > 0 && ids.size == values.rows * each && values.columns == table.columns, "a row of values for `each` ids");
+    need(!weights.data || weights.size == ids.size, "a weight for an id");
+    check_rows(ids, table.rows);
+    add_to_rows(table, ids, values, each, (Real)scale, weights.data);
+}
+
+FOR_THIS_PROCESSOR static void adagrad_by_row(const Matrix<Real> &table, const Vector<const int64_t> &ids,
+                                              const Matrix<const Real> &values, int64_t each, double scale, Real *squares,
+                                              double rate, double epsilon, const Vector<int64_t> &links, Real *sum,
+                                              Real *its_squares)
+{
+    enum { NONE = -1 };
+    const int64_t n = ids.size, size = table.columns;
+    int64_t *next = links.data, *earlier = next + n, *last = earlier + n; /* of the same word; last: by hash */
+    const uint64_t slots = links.size - 2 * n, mask = slots - 1;
+    for (uint64_t slot = 0; slot < slots; slot++) last[slot] = NONE;
+    for (int64_t k = 0; k < n; k++) {
+        uint64_t slot = ((uint64_t)ids[k] * 0x9E3779B97F4A7C15u >> 32) & mask;
+        while (last[slot] != NONE && ids[last[slot]] != ids[k]) slot = (slot + 1) & mask;
+        next[k] = NONE;
+        earlier[k] = last[slot];
+        if (earlier[k] != NONE) next[earlier[k]] = k;
+        last[slot] = k;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        if (k + AHEAD < n) {
+            prefetch(table[ids[k + AHEAD]], size);
+            __builtin_prefetch(squares + ids[k + AHEAD]);
+        }
+        if (earlier[k] != NONE) continue;
+        memset(sum, 0, size * sizeof(Real));
+        for (int64_t same = k; same != NONE; same = next[same]) {
+            const Real *more = values[same / each];
+            for (int64_t j = 0; j < size; j++) sum[j] += more[j];
+        }
+        for (int64_t j = 0; j < size; j++) its_squares[j] = sum[j] * sum[j];
+        squares[ids[k]] += (Real)(scale * scale * total(its_squares, size) / size);
+        const Real factor = (Real)(-rate * scale / (sqrt(squares[ids[k]]) + epsilon));
+        Real *row = table[ids[k]];
+        for (int64_t j = 0; j < size; j++) row[j] += factor * sum[j];
+    }
+}
+
+/* One step of row-wise Adagrad: with g the sum of scale · values[k / each] over all k where ids[k] is the same word,
+ * squares[word] += mean g², then row −= rate · g / (√squares[word] + epsilon).
+ * Scratch: links (2n + slots,), slots a power of 2 above n; sums (2,size). */
+static void adagrad_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values, int64_t each,
+                         double scale, Vector<Real> squares, double rate, double epsilon, Vector<int64_t> links,
+                         Matrix<Real> sums)
+{
+    const int64_t slots = links.size - 2 * ids.size;
+    need(each > 0 && ids.size == values.rows * each && values.columns == table.columns, "a row of values for `each` ids");
+    need(squares.size == table.rows, "one of the squares for a row of the table");
+    need(slots > ids.size && (slots & (slots - 1)) == 0, "slots a power of 2 above the number of ids");
+    need(sums.rows == 2 && sums.columns == table.columns, "sums (2,size)");
+    check_rows(ids, table.rows);
+    adagrad_by_row(table, ids, values, each, scale, squares.data, rate, epsilon, links, sums[0], sums[1]);
+}

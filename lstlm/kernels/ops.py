@@ -1,0 +1,204 @@
+"""One function an operation: it makes room for the results and calls the compiled form or the torch form.
+
+`impl` names the form, "native" or "torch"; "auto" takes the compiled one for float32 and float64 on the CPU where it
+was built. Sizes, types and strides are checked where compiled code is entered, `native/boundary.h`; an id that is no
+row raises IndexError with nothing changed. On devices other than the CPU no function reads a number on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, get_num_threads
+
+from lstlm.kernels import choice, reference
+from lstlm.kernels.choice import Impl, native_for
+
+ACTIVATIONS = ("identity", "tanh", "relu")
+ADAGRAD_EPSILON = 1e-10
+LINE_NUMBERS = 16  # float32 in a cache line; float64 has two lines, so that converting a layer keeps its shapes
+AT_ONCE = 64  # rows that repair_rows takes at once, as in native/common.h
+
+
+class RowValues(NamedTuple):
+    """What belongs to rows of a table, such as a gradient: scale · values[i // each] to the row ids[i].
+
+    ids (n,), values (n/each,size): where the rows of an example were summed, they share its values.
+    """
+
+    ids: Tensor
+    values: Tensor
+    each: int = 1
+    scale: float = 1.0
+
+    def spread(self) -> Tensor:
+        """Return the values (n,size), one for each id, without the scale."""
+        return reference.spread(self.values, self.each)
+
+
+def aligned_width(columns: int) -> int:
+    """Return how many columns to keep room for, so that every row starts at a cache line."""
+    return -(-columns // LINE_NUMBERS) * LINE_NUMBERS
+
+
+def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Return an empty (rows,columns), of the dtype and on the device of `like`, whose rows start at cache lines.
+
+    A product is written into such memory up to a third faster than into rows of 300 floats, half of which start
+    in the middle of what the processor writes at once.
+    """
+    return like.new_empty(rows, aligned_width(columns))[:, :columns]
+
+
+# ---- ids and rows ----------------------------------------------------------------------------------------------------
+def outside(ids: Tensor, rows: int) -> int | None:
+    """Return one of the ids, of any shape, that is not one of a table of so many rows; None where all are.
+
+    None at once on devices other than the CPU: they look at ids themselves when they read by them.
+    """
+    if not ids.is_cpu or ids.numel() == 0:
+        return None
+    if choice.native is not None and type(ids) is Tensor:
+        wrong = choice.native.outside(_listed(ids), rows)
+        return None if wrong < 0 else int(ids.reshape(-1)[wrong])
+    low, high = (int(extreme) for extreme in ids.aminmax())
+    return low if low < 0 else high if high >= rows else None
+
+
+def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0, *, impl: Impl = "auto") -> Tensor:
+    """Return (n/each,size): scale times the sum of every `each` rows of table (D,size), ids (n,)."""
+    if (code := _for_rows(impl, table)) is None:
+        return reference.read_rows(table, ids, each, scale)
+    out = table.new_empty(ids.shape[0] // each, table.shape[1])
+    code.sum_rows(table, _listed(ids), each, scale, out)
+    return out
+
+
+def write_rows(table: Tensor, ids: Tensor, values: Tensor, *, impl: Impl = "auto") -> None:
+    """table[ids] ← values (n,size); those of a repeated id must be the same."""
+    if (code := _for_rows(impl, table)) is None:
+        table.index_copy_(0, ids, values)
+    else:
+        code.write_rows(table, _listed(ids), values.contiguous())
+
+
+def add_rows(
+    table: Tensor, change: RowValues, times: float = 1.0, weights: Tensor | None = None, *, impl: Impl = "auto"
+) -> None:
+    """Add `times` what belongs to each row to it, times weights (n,); what belongs to a repeated id adds up."""
+    ids, values, each, scale = change
+    if (code := _for_rows(impl, table)) is None or values.dtype != table.dtype:
+        reference.add_rows(table, ids, values, each, times * scale, weights)
+    else:
+        code.add_rows(table, _listed(ids), _rows(values), each, times * scale, weights)
+
+
+def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float, *, impl: Impl = "auto") -> None:
+    """Take a step of row-wise Adagrad, which keeps one number a row, squares (D,).
+
+    For g_w the sum of all that belongs to row w: s_w += mean(g_w²), then row_w −= lr · g_w / (√s_w + 1e-10).
+    """
+    ids, values, each, scale = gradient
+    code = _for_rows(impl, table)
+    if code is None or values.dtype != table.dtype or squares.dtype != table.dtype:
+        reference.adagrad_rows(table, squares, ids, values, each, scale, lr, ADAGRAD_EPSILON)
+        return
+    n = ids.shape[0]
+    links, sums = (
+        ids.new_empty(2 * n + (1 << (2 * n).bit_length()), dtype=torch.int64),
+        values.new_empty(2, table.shape[1]),
+    )
+    code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, links, sums)
+
+
+def _for_rows(impl: Impl, table: Tensor) -> Any:
+    """Return the compiled functions for a table whose rows lie in one piece."""
+    return native_for(impl, table) if table.stride(1) == 1 else None
+
+
+def _listed(ids: Tensor) -> Tensor:
+    """Return ids as compiled code reads them: int64, one after the other in memory."""
+    return ids.to(torch.int64).reshape(-1).contiguous()
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.detach() if values.stride(1) == 1 else values.detach().contiguous()
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+def gemm(
+    A: Tensor, B: Tensor, out: Tensor | None = None, *, alpha: float = 1.0, beta: float = 0.0, impl: Impl = "auto"
+) -> Tensor:
+    """Return alpha · AB + beta · out, in `out`, or in new memory whose rows start at cache lines."""
+    out = aligned(A, A.shape[0], B.shape[1]) if out is None else out
+    code = native_for(impl, A) if out.stride(1) == 1 and A.numel() and B.numel() else None
+    if code is not None:
+        code.gemm(A, B, out, alpha, beta, get_num_threads())
+        return out
+    return torch.addmm(out, A, B, beta=beta, alpha=alpha, out=out) if beta or alpha != 1 else torch.mm(A, B, out=out)
+
+
+def symmetric_gemm(A: Tensor, B: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Return a symmetric product AᵀB (d,d): a quarter of it is copied."""
+    C, half = aligned(A, A.shape[1], B.shape[1]), B.shape[1] // 2
+    gemm(A.T, B[:, :half], C[:, :half], impl=impl)
+    gemm(A[:, half:].T, B[:, half:], C[half:, half:], impl=impl)
+    C[:half, half:] = C[half:, :half].T
+    return C
+
+
+# ---- hidden layers ---------------------------------------------------------------------------------------------------
+def hidden_forward(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, *, impl: Impl = "auto"
+) -> list[Tensor]:
+    """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ, A (units,inputs), a (units,)."""
+    code = native_for(impl, x) if in_one_piece(x, *weights, *biases) else None
+    if code is None:
+        return reference.hidden_forward(x, weights, biases, activation)
+    results = [x.new_empty(A.shape[0], x.shape[0]) for A in weights]
+    code.layers_forward(x.detach(), ACTIVATIONS.index(activation), weights, biases, results, get_num_threads())
+    return results
+
+
+def hidden_backward(
+    x: Tensor,
+    weights: list[Tensor],
+    results: list[Tensor],
+    dY: Tensor,
+    activation: str,
+    *,
+    wanted: bool = True,
+    impl: Impl = "auto",
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients of x, where wanted, and of weights and biases in turn, given dY (units,m) of the last."""
+    code = native_for(impl, x) if in_one_piece(x, *weights, *results) else None
+    if code is None:
+        return reference.hidden_backward(x, weights, results, dY, activation, wanted)
+    spare = x.new_empty(2, max(A.shape[0] for A in weights), x.shape[0])
+    dx = torch.empty_like(x) if wanted else None
+    dA, da = [torch.empty_like(A) for A in weights], [A.new_empty(A.shape[0]) for A in weights]
+    dY = dY if dY.stride(1) == 1 else dY.contiguous()
+    number, threads = ACTIVATIONS.index(activation), get_num_threads()
+    code.layers_backward(x, number, weights, results, dY, dA, da, spare[0], spare[1], dx, threads)
+    return dx, [g for pair in zip(dA, da, strict=True) for g in pair]
+
+
+def adagrad(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    squares: list[Tensor],
+    lr: float,
+    epsilon: float,
+    *,
+    impl: Impl = "auto",
+) -> None:
+    """Take a step of Adagrad for each parameter: squares += g², x −= lr · g / (√squares + epsilon)."""
+    code = native_for(impl, parameters[0]) if in_one_piece(*parameters, *gradients, *squares) else None
+    (reference if code is None else code).adagrad(parameters, gradients, squares, lr, epsilon)
+
+
+def in_one_piece(*tensors: Tensor) -> bool:
+    """Say whether the tensors are of one dtype and without gaps in memory."""
+    dtype = tensors[0].dtype
+    return all(x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors)

@@ -1,0 +1,250 @@
+"""The torch form of each operation: for tensors on any device, to be read beside the mathematics.
+
+Nothing here reads a number on the host, unless it is on the CPU, where that is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lstlm.kernels.layout import Layout
+
+
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return words (u,) and place, like ids: ids = words[place], each word once.
+
+    On a device, how many there are is not known to the host: the first of them fills up the rest, u = ids.numel().
+    """
+    if ids.is_cpu:
+        words, place = torch.unique(ids, return_inverse=True)
+        return words, place
+    ordered, order = ids.reshape(-1).sort()
+    first = torch.ones_like(ordered)
+    first[1:] = (ordered[1:] != ordered[:-1]).long()
+    number = first.cumsum(0) - 1
+    place = torch.empty_like(number).index_copy_(0, order, number).view(ids.shape)
+    return ordered[:1].repeat(len(ordered)).index_copy_(0, number, ordered), place
+
+
+def spread(values: Tensor, each: int) -> Tensor:
+    """Return values (n,size), one for each id, given one for every `each` of them."""
+    return values if each == 1 else values.repeat_interleave(each, 0)
+
+
+def read_rows(table: Tensor, ids: Tensor, each: int, scale: float) -> Tensor:
+    rows = table.index_select(0, ids)
+    return rows if each == 1 and scale == 1 else rows.view(-1, each, table.shape[1]).sum(1).mul_(scale)
+
+
+def add_rows(table: Tensor, ids: Tensor, values: Tensor, each: int, scale: float, weights: Tensor | None) -> None:
+    change = spread(values, each)
+    # index_add_, not table[ids] += …: a word that is the target twice must count twice
+    table.index_add_(0, ids, change if weights is None else change * weights[:, None], alpha=scale)
+
+
+def adagrad_rows(
+    table: Tensor, squares: Tensor, ids: Tensor, values: Tensor, each: int, scale: float, lr: float, epsilon: float
+) -> None:
+    words, place = distinct(ids.to(torch.int64))
+    summed = values.new_zeros(len(words), table.shape[1]).index_add_(0, place, spread(values, each), alpha=scale)
+    more = summed.square().mean(1).to(squares.dtype)
+    grown = squares.index_select(0, words).add_(more)
+    # index_add_, not index_copy_: what fills up the words on a device adds 0 to the first of them
+    squares.index_add_(0, words, more)
+    table.index_add_(0, words, summed.div_(grown.sqrt_().add_(epsilon)[:, None]).to(table.dtype), alpha=-lr)
+
+
+# ---- hidden layers ---------------------------------------------------------------------------------------------------
+def hidden_forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> list[Tensor]:
+    """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ.
+
+    Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
+    minibatch in the same way, neither turns h around nor its gradient.
+    """
+    columns = [x.T]
+    for A, a in zip(weights, biases, strict=True):
+        Z = torch.addmm(a[:, None], A, columns[-1])
+        columns.append(Z.tanh_() if activation == "tanh" else Z.relu_() if activation == "relu" else Z)
+    return columns[1:]
+
+
+def hidden_backward(
+    x: Tensor, weights: Sequence[Tensor], results: Sequence[Tensor], dY: Tensor, activation: str, wanted: bool
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients of x, where it is wanted, and of weights and biases in turn, given dY (units,m)."""
+    columns, gradients = [x.T, *results], []
+    for i, A in reversed([*enumerate(weights)]):
+        dZ, Y = dY, columns[i + 1]
+        if activation == "tanh":
+            dZ = torch.ops.aten.tanh_backward(dY, Y)
+        elif activation == "relu":
+            dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
+        gradients += [dZ.sum(1), dZ @ columns[i].T]
+        if wanted or i > 0:
+            dY = A.T @ dZ
+    return dY.T if wanted else None, gradients[::-1]
+
+
+def adagrad(
+    parameters: list[Tensor], gradients: list[Tensor], squares: list[Tensor], lr: float, epsilon: float
+) -> None:
+    for x, g, total in zip(parameters, gradients, squares, strict=True):
+        total.addcmul_(g, g)
+        x.addcdiv_(g, total.sqrt().add_(epsilon), value=-lr)
+
+
+# ---- the low-rank step -----------------------------------------------------------------------------------------------
+def low_rank_outputs(table: Tensor, h: Tensor, rows: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Hᵀ (d,m), products, and q, s, o (2+K,m) in float64; h (m,hidden), rows of V (m,K,d), p (m,K)."""
+    at, (m, K, d) = Layout.of(table), rows.shape
+    HT = h.new_ones(d, m)
+    HT[: h.shape[1]] = h.T
+    products = h.new_empty(at.product_rows, m)
+    torch.mm(table[at.read, :d], HT, out=products[at.of_read])
+    outputs = h.new_empty(2 + K, m, dtype=torch.float64)
+    outputs[0] = (HT.double() * products[at.HQ]).sum(0)
+    outputs[1] = products[at.Hw_bar]
+    if K == 1:
+        _times_U(table, at, rows[:, 0], p, products)
+        outputs[2] = (HT.double() * products[at.X]).sum(0)
+    else:
+        o = torch.linalg.vecdot(rows, products[at.HU].T[:, None]).T
+        outputs[2:] = o + (products[at.H_omega] if p is None else products[at.H_omega] * p.T)
+    return HT, products, outputs
+
+
+def _times_U(table: Tensor, at: Layout, rows: Tensor, p: Tensor | None, products: Tensor) -> None:
+    """X ← rows U + p ω  (m,d); p (m,1), ones where None."""
+    omega = table[at.omega, : at.d, None]
+    torch.addmm(omega if p is None else omega * p.T, table[at.U, : at.d].T, rows.T, out=products[at.X])
+
+
+def low_rank_backward(table: Tensor, rows: Tensor, p: Tensor | None, partials: Tensor, products: Tensor) -> Tensor:
+    """Return ∇Hᵀ (d,m), ∇H = X + dq ∘ HQ; X ← YW + dq ∘ HQ + ds ⊗ w̄, with YW = (YV)U + Yp ⊗ ω."""
+    at, dq, ds, do = Layout.of(table), partials[1], partials[2], partials[3:]
+    X, HQ = products[at.X], products[at.HQ]
+    if len(do) == 1:
+        X.mul_(do)
+    else:
+        _times_U(table, at, (do.T[..., None] * rows).sum(1), weighted_p(do, p)[:, None], products)
+    X.addr_(table[at.w_bar, : at.d], ds).addcmul_(HQ, dq)
+    products[at.Q_step] = gradient = torch.addcmul(X, HQ, dq)  # which the caller may change: update() reads the other
+    return gradient
+
+
+def weighted_p(do: Tensor, p: Tensor | None) -> Tensor:
+    """Return Yp (m,): the sum over the targets of do·p, do (K,m), p (m,K)."""
+    return (do if p is None else do * p.T).sum(0)
+
+
+def half_gram(XT: Tensor, HT: Tensor, partials: Tensor, ids: Tensor, p: Tensor | None, p_norm2: float) -> Tensor:
+    """Return N = 2 (XHᵀ) diag(dq) + ½ YYᵀ + ds ⊗ (Yp + ½ ‖p‖² ds) (m,m), N + Nᵀ = EᵀE/η². O(m²d)."""
+    dq, ds, do = partials[1], partials[2], partials[3:]
+    N = (XT.T @ HT).mul_(2 * dq)
+    if len(do) == 1:
+        N += torch.where(ids == ids.T, 0.5 * do.T * do, 0)
+    else:
+        words, column = distinct(ids)
+        m = len(ids)
+        place = (column * m + torch.arange(m, device=ids.device)[:, None]).reshape(-1)
+        # index_add_: a word that is the target twice, even within one example, must count twice
+        YT = do.new_zeros(len(words) * m).index_add_(0, place, do.T.reshape(-1)).view(len(words), m)
+        N += torch.nn.functional.embedding_bag(column, YT, per_sample_weights=0.5 * do.T.contiguous(), mode="sum")
+    return N.addr_(ds, weighted_p(do, p) + (0.5 * p_norm2) * ds)
+
+
+def low_rank_shrink(HT: Tensor, dq: Tensor, eta: float) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Return A = HHᵀ B (m,m), b = 2η dq, and trace |A|, trace A, Σ |A_ij A_ji|."""
+    A = (HT.T @ HT).mul_(2 * eta * dq)
+    diagonal = A.diagonal()
+    return A, (diagonal.abs().sum(), diagonal.sum(), (A * A.T).abs().sum())
+
+
+def geometric_series(A: Tensor, terms: int) -> Tensor:
+    """Return A + … + Aⁿ for n = `terms`, a power of 2."""
+    total, power, n = A, A, 1  # A + … + Aⁿ, and the power that comes next to double it
+    while n < terms:
+        power = A @ A if n == 1 else power
+        total = total + power if n == 1 else torch.addmm(total, total, power)
+        power = power @ power if n > 1 and 2 * n < terms else power
+        n *= 2
+    return total
+
+
+def low_rank_update(
+    tables: tuple[Tensor, Tensor, Tensor],
+    HT: Tensor,
+    partials: Tensor,
+    ids: Tensor,
+    p: Tensor | None,
+    p_norm2: float,
+    eta: float,
+    inverse: Tensor,
+    products: Tensor,
+    allowed: Tensor | None,
+) -> Tensor:
+    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ (m,d); nothing changes where `allowed` is False."""
+    table, base, deviation = tables
+    at, dq, ds = Layout.of(table), partials[1], partials[2]
+    d, b = at.d, 2 * eta * dq
+    N = half_gram(products[at.X], HT, partials, ids, p, p_norm2)
+    products[at.Q_step].mul_(eta).addmm_(HT, N.T, alpha=-eta * eta)  # Rᵀ
+    products[at.omega_step] = b * products[at.H_omega] + eta * ds
+    products[at.w_bar_step] = b * products[at.Hw_bar] + eta * (weighted_p(partials[3:], p) + p_norm2 * ds)
+    J = inverse @ products[at.HU_inv].T
+    products[at.HU].mul_(b)  # (UHᵀ)B
+    U_inv_T_step, step = J.T @ (HT * b).T, products[at.HU_and_steps] @ HT.T
+    if allowed is not None:
+        U_inv_T_step, step, J = (torch.where(allowed, x, 0) for x in (U_inv_T_step, step, J))
+    add_to_frame(table, deviation, U_inv_T_step, -step[:d])
+    table[at.recent, :d] -= step[d:]
+    add_up(table, base)
+    return J
+
+
+def add_to_frame(table: Tensor, deviation: Tensor, U_inv_T_step: Tensor, U_step: Tensor) -> None:
+    """Add to U⁻ᵀ and U, whose diagonals are 1 + deviation (2,d), more exactly than the table says."""
+    at = Layout.of(table)
+    for which, (block, step) in enumerate(((at.U_inv_T, U_inv_T_step), (at.U, U_step))):
+        frame = table[block, : at.d].add_(step)
+        deviation[which] += step.diagonal()
+        frame.diagonal().copy_(deviation[which]).add_(1)
+
+
+def add_up(table: Tensor, base: Tensor) -> None:
+    """Q, ω, w̄ ← base + recent, and Q has the transpose of its recent changes too."""
+    at = Layout.of(table)
+    recent = table[at.recent]
+    torch.add(base, recent, out=table[at.gram])
+    table[at.Q, : at.d] += recent[at.Q, : at.d].T
+
+
+# ---- the frame U -----------------------------------------------------------------------------------------------------
+def power_iteration(A: Tensor, X: Tensor, times: int) -> tuple[Tensor, Tensor]:
+    wide = A.double()
+    for _ in range(times):
+        Q, R = torch.linalg.qr((X @ wide @ wide.T).T)
+        X = (Q * R.diagonal().sign()).T  # as Gram and Schmidt would have it
+    return X, X @ wide
+
+
+def repair_frame(U: Tensor, U_inv_T: Tensor, X: Tensor, alphas: Tensor, Y: Tensor) -> None:
+    """U ← E⁻¹U, U⁻ᵀ ← E U⁻ᵀ, E = Π (I + α_j x_j x_jᵀ), and Newton's step on U⁻¹ along Y; all float64, X, Y (k,d)."""
+    overlaps = X @ X.T
+    for frame, factors in ((U, -alphas / (1 + alphas * overlaps.diagonal())), (U_inv_T, alphas)):
+        rows, scaled = X @ frame, factors[:, None] * X
+        for j in range(1, len(X)):  # x_jᵀ meets what the repairs before it have made of U
+            rows[j] += (X[j] @ scaled[:j].T) @ rows[:j]
+        frame.addmm_(scaled.T, rows)
+    residual = Y - (Y @ U_inv_T.T) @ U
+    U_inv_T.addmm_((residual @ U_inv_T.T).T, Y)
+
+
+# ---- rows that missed repairs ----------------------------------------------------------------------------------------
+def repair_rows(rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor) -> None:
+    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d), X, Y (count,d), seen (n,)."""
+    unseen = torch.arange(len(X), device=rows.device) >= seen[:, None]
+    rows.addmm_((rows @ X.T).mul_(unseen), Y)

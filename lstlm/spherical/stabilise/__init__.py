@@ -1,0 +1,35 @@
+"""Keeping U well-conditioned. Every method leaves W = V U + p ωᵀ exactly as it is.
+
+U ← U T shrinks U along the directions that H is strong in, and a row stored as v = w U⁻¹ loses digits in proportion to
+1/σ_min(U). A repair moves an offending singular value from U into V (the paper's fix-singular-value):
+with the left singular vector x of σ and E = I + (σ−1)xxᵀ,  V U = (V E)(E⁻¹ U), and E⁻¹U has 1 in place of σ.
+
+    none      nothing
+    restore   V ← V U + p ωᵀ, U ← I when a value is out of range.        O(Dd²) each
+    svd       every value that is out of range, in one pass over V.      O(d³ + Ddk)
+    power     the paper's power iteration, one value and one pass over V at a time.   O(Dd) a repair
+    lazy      repairs are recorded in the history and reach a row when it is read; no pass over V.
+"""
+
+from __future__ import annotations
+
+from lstlm.errors import ConfigError
+from lstlm.spherical.stabilise.base import NOTHING_DONE, PAPER_PERIOD, PAPER_RANGE, READ_EVERY, Report, Stabiliser
+from lstlm.spherical.stabilise.lazy import LAZY_RANGE, Lazy
+from lstlm.spherical.stabilise.swept import Power, Restore, Svd
+
+__all__ = ["METHODS", "NOTHING_DONE", "PAPER_PERIOD", "READ_EVERY", "Report", "Stabiliser", "make_stabiliser"]
+
+METHODS = ("lazy", "svd", "power", "restore", "none")
+
+
+def make_stabiliser(
+    method: str, d: int, low_high: tuple[float, float] | None = None, every: int | None = None
+) -> Stabiliser:
+    """Return the stabiliser of that name, with the paper's range and period unless told otherwise."""
+    if method == "lazy":
+        return Lazy(d, low_high or LAZY_RANGE)
+    makers = {"none": Stabiliser, "restore": Restore, "svd": Svd, "power": Power}
+    if method not in makers:
+        raise ConfigError(f"output.stabilise: {method!r} is unknown; choose one of {', '.join(METHODS)}")
+    return makers[method](low_high or PAPER_RANGE, PAPER_PERIOD if every is None else every)

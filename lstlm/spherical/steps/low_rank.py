@@ -1,0 +1,57 @@
+"""`LowRank`: the form of the step for m below d, without a d×d temporary.
+
+Its tensors (m,d), but for rows of V and J, are kept as (d,m), examples as columns in memory: so the large products are
+written, and the element-wise work between them is done, without turning anything around.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lstlm.kernels import step_ops
+from lstlm.kernels.step_ops import Targets
+from lstlm.spherical.shrink import Shrink, invert_shrink
+from lstlm.spherical.steps.common import Step
+
+
+class LowRank(Step):
+    """7md² + 4m²d multiply-adds and one m×m inverse."""
+
+    def read(self) -> None:
+        state, (m, K) = self.state, self.ids.shape
+        self.table, impl = state.tables.table, state.impl
+        self.rows = state.read(self.ids.reshape(-1)).view(m, K, -1)
+        found = step_ops.low_rank_outputs(self.table, self.h, self.rows, self.p, impl=impl)
+        self.HT, self.products, self.outputs = found
+
+    def backward(self, partials: Tensor) -> Tensor:
+        self.partials = partials
+        return step_ops.low_rank_backward(
+            self.table, self.rows, self.p, partials, self.products, impl=self.state.impl
+        ).T
+
+    def update(self, eta: float) -> Shrink:
+        state, impl = self.state, self.state.impl
+        self.check_state(self.table)
+        shrinking = step_ops.low_rank_shrink(self.HT, self.dq, eta, impl=impl)
+        inverse, shrink = invert_shrink(shrinking, self.dq, eta)
+        allowed = None if shrink.allowed is None else shrink.allowed & torch.isfinite(self.partials.sum())
+        J = step_ops.low_rank_update(
+            state.tables,
+            Targets(self.ids, self.p, state.p_norm2),
+            self.HT,
+            self.partials,
+            self.products,
+            shrinking,
+            eta,
+            inverse,
+            allowed,
+            impl=impl,
+        )
+        state.add_to_rows(self.ids, self.rows.flatten(0, 1), J, self.do * -eta)  # V − η YᵀJ
+        state.count_update()
+        return shrink._replace(allowed=allowed)
+
+    def grad_norm(self) -> float:
+        return self.norm_of_gradient(self.products[self.state.at.X], self.HT)
