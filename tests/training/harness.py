@@ -25,6 +25,14 @@ SMALL = {
     "train.checkpoint_every": "10",
     "train.simlex": "false",
 }
+# m below d, so that the whole step is compiled code's where there is any; with repairs
+LOW_RANK = {
+    "output__kind": "factored",
+    "output__loss": "squared",
+    "output__stabilise_range": "[0.97, 1.03]",
+    "train__batch_size": "8",
+    "optim__hidden": "adagrad",
+}
 CLOCKS = ("elapsed", "aside")  # the counters that hold seconds
 
 

@@ -16,9 +16,9 @@ from lstlm.sealed import seal
 from lstlm.training.loop.learner import Learner
 from lstlm.training.run.checkpoint import step_folders
 from tests.helpers import PATIENCE_S, wait_until
-from tests.training.harness import Cli, arguments, figures, fingerprint, make_corpus, status
+from tests.training.harness import LOW_RANK, Cli, arguments, figures, fingerprint, make_corpus, status
 
-KINDS = ["softmax", "sampled", "factored", "factored svd"]
+KINDS = ["softmax", "sampled", "factored", "factored svd", "low rank"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,6 +26,8 @@ def test_stop_and_go_equals_one_go(lstlm: Cli, tmp_path: Path, kind: str) -> Non
     """Stopped between two log intervals, across an epoch and a schedule, with every optimiser's state in play."""
     settings = {"output__candidates": 32, "optim__schedule": "cosine", "optim__hidden": "adam"}
     settings["output__kind"] = kind.split()[0]
+    if kind == "low rank":
+        settings |= LOW_RANK
     if kind == "factored svd":  # repairs every fifth step: the count to the next one must survive too
         settings |= {
             "output__stabilise": "svd",
@@ -243,9 +245,10 @@ print(*killed)
 """
 
 
-def test_kill_9_at_random_moments(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, LOW_RANK], ids=["softmax", "low rank"])
+def test_kill_9_at_random_moments(lstlm: Cli, corpus: Path, tmp_path: Path, more: dict[str, str]) -> None:
     """Eight processes of one run are killed, in steps, or in the writing of checkpoints; the ninth finishes it."""
-    settings = {"train__max_steps": 120, "train__checkpoint_every": 4, "train__eval_every": 20}
+    settings = {"train__max_steps": 120, "train__checkpoint_every": 4, "train__eval_every": 20, **more}
     lstlm.ok(tmp_path / "whole", **settings)
     command = arguments(corpus, tmp_path / "killed", "--resume", "auto", **settings)
     zygote = [sys.executable, "-c", ZYGOTE, str(tmp_path / "killed"), "8", *command]

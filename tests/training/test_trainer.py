@@ -17,7 +17,7 @@ from lstlm.training.run.background import CheckpointWriter
 from lstlm.training.run.checkpoint import step_folders
 from lstlm.training.run.saved import load_run
 from lstlm.training.run.session import train
-from tests.training.harness import Cli, figures, fingerprint, status
+from tests.training.harness import LOW_RANK, Cli, figures, fingerprint, status
 
 
 def test_it_learns_and_leaves_what_it_promises(lstlm: Cli, tmp_path: Path) -> None:
@@ -37,9 +37,12 @@ def test_it_learns_and_leaves_what_it_promises(lstlm: Cli, tmp_path: Path) -> No
     assert "step 10/150 | epoch" in outcome.err and "words/s" in outcome.err
 
 
-def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(lstlm: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, LOW_RANK], ids=["softmax", "low rank"])
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
+    lstlm: Cli, tmp_path: Path, more: dict[str, str]
+) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        lstlm.ok(tmp_path / name, train__seed=seed)
+        lstlm.ok(tmp_path / name, train__seed=seed, **more)
     first = fingerprint(tmp_path / "a", 40)
     assert first == fingerprint(tmp_path / "b", 40)
     assert first["network"] != fingerprint(tmp_path / "c", 40)["network"]
@@ -162,9 +165,12 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad: set[int], *, only_above: float 
     return calls
 
 
-def test_a_bad_step_rolls_back_with_a_lower_rate(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [{}, LOW_RANK], ids=["softmax", "low rank"])
+def test_a_bad_step_rolls_back_with_a_lower_rate(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
     poison(monkeypatch, {17}, only_above=0.3)
-    outcome = lstlm.ok(tmp_path / "run", "--json")
+    outcome = lstlm.ok(tmp_path / "run", "--json", **more)
     summary = json.loads(outcome.out)
     assert (summary["step"], summary["rollbacks"]) == (40, 2)
     assert "step 16: the loss of the batch is nan; back to step 10 with the rates at ×0.5 (1 of 3)" in outcome.err
