@@ -1,10 +1,12 @@
 """``lstlm eval``: scores of a run or of any file of word vectors."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lstlm.cli.bars import Bars
 from lstlm.cli.common import is_quiet, print_json, say
 from lstlm.cli.eval_perplexity import perplexity
 from lstlm.cli.loading import (
@@ -202,7 +204,15 @@ def analogy(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> 
     vectors = open_vectors(source, options["which"], vocabulary=options["vocabulary"])
     solver = AnalogySolver(vectors, case=options["case"], restrict=options["restrict"])
     methods = METHODS if options["method"] == "both" else (options["method"],)
-    scores = {method: evaluate_analogies(solver, sections, method) for method in methods}
+    total = len(methods) * sum(len(section.questions) for section in sections)
+    with Bars({"answer": (" questions", "answering")}) as bars:
+
+        def watched() -> Iterator[Any]:
+            for section in sections:
+                yield section
+                bars("answer", len(section.questions), total)
+
+        scores = {method: evaluate_analogies(solver, watched(), method) for method in methods}
     if as_json:
         document: dict[str, Any] = {"dataset": "analogy", "file": str(path), "restrict": options["restrict"]}
         for method, found in scores.items():

@@ -1,6 +1,6 @@
 """Word analogies: a is to b as c is to … ?  (questions-words format; 3CosAdd and 3CosMul)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class AnalogySolver:
         return scores.argmax(axis=1)
 
 
-def evaluate_analogies(solver: AnalogySolver, sections: Sequence[Section], method: str = "add") -> list[SectionScore]:
+def evaluate_analogies(solver: AnalogySolver, sections: Iterable[Section], method: str = "add") -> list[SectionScore]:
     """Score each section; questions with a word that is no candidate are left out and counted."""
     scores = []
     for section in sections:
