@@ -17,7 +17,7 @@ PANELS = (
     ("top10", "validation top-10 (share)"),
     ("perplexity", "validation perplexity"),
 )
-# Two standard errors of a correlation, 2/√pairs: a panel where no model gets beyond shows chance, and is left out.
+# Two standard errors of a correlation, 2/√pairs: a panel where no model ends beyond shows chance, and is left out.
 CHANCE = {"simlex": 2 / 999**0.5, "wordsim": 2 / 353**0.5}
 
 
@@ -59,9 +59,9 @@ def _labels(records: Sequence[Record]) -> list[str]:
 
 
 def _is_chance(records: Sequence[Record], key: str) -> bool:
-    """Whether no model's mean curve, of input or output vectors, leaves what chance alone would give."""
+    """Whether no model's mean curve, of input or output vectors, ends beyond what chance alone would give."""
     found = [seed_curves(records, label, name) for label in _labels(records) for name in (key, f"{key}_output")]
-    return key in CHANCE and all(abs(y) <= CHANCE[key] for curves in found if curves for y in mean_curve(curves)[1])
+    return key in CHANCE and all(abs(mean_curve(curves)[1][-1]) <= CHANCE[key] for curves in found if curves)
 
 
 def _logarithmic(axes: Any) -> None:

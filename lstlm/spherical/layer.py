@@ -47,6 +47,21 @@ class SphericalOutput(SphericalHead):
     A prior also chooses the rates of the rows: prior × row rate = const. The layer keeps W = √π ∘ W̃ and takes a plain
     SGD step of rate η on W, which is one of rate η/π_c on row c of W̃. So π ∝ count^½ (a tempered unigram) lets rare
     words learn faster, about as row-wise Adagrad would; with no prior all rows learn at one rate.
+
+    hidden           length of h, which comes from your network
+    vocab            number of outputs D: words, items, labels
+    loss             ZLoss() unless given; SquaredError(), SphericalSoftmax(), TaylorSoftmax(); the last two define
+                     probabilities
+    bias             whether every output has a bias
+    stabilise        how U is kept well-conditioned: "lazy" repairs rows when they are next used, at no cost that grows
+                     with D; "svd", "power" and "restore" repair all at once; "none" leaves it alone
+    stabilise_range  (low, high) for the singular values of U; None for the method's own
+    stabilise_every  steps between two checks; None for the method's own
+    init_scale       standard deviation of the first weights; None for the loss's own, 1/√hidden or 0
+    prior            (vocab,) of positive weights such as counts, for the losses with probabilities; None for none
+    dtype            float32 or float64; None for torch's default
+    device           where the factors live; None for torch's default
+    generator        draws the first weights; None for torch's own
     """
 
     state: FactoredState
