@@ -1,6 +1,8 @@
 """The library on a postcard: load, train, prepare, and what a run answers."""
 
+import inspect
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -235,6 +237,12 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert name == "__version__" or getattr(lstlm, name).__doc__, name
     with pytest.raises(AttributeError, match="public names"):
         lstlm.nothing  # noqa: B018
+
+
+def test_help_explains_every_argument_of_the_layer() -> None:
+    explained = inspect.getdoc(lstlm.SphericalOutput) or ""
+    for name in inspect.signature(lstlm.SphericalOutput).parameters:
+        assert re.search(rf"^{name}  +\S", explained, flags=re.MULTILINE), f"help(SphericalOutput) is silent on {name}"
 
 
 def test_importing_costs_neither_torch_nor_numpy() -> None:

@@ -62,6 +62,8 @@ class SphericalOutput(SphericalHead):
     dtype            float32 or float64; None for torch's default
     device           where the factors live; None for torch's default
     generator        draws the first weights; None for torch's own
+    sizes            how much of its past the lazy stabiliser keeps: memory against time, never the result
+    impl             "native" for the compiled operations, "torch" for those of any device; "auto" takes what is there
     """
 
     state: FactoredState
