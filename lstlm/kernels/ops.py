@@ -119,6 +119,8 @@ def _for_rows(impl: Impl, table: Tensor) -> Any:
 
 def _listed(ids: Tensor) -> Tensor:
     """Return ids as compiled code reads them: int64, one after the other in memory."""
+    if ids.dtype == torch.int64 and ids.dim() == 1 and ids.is_contiguous():
+        return ids
     return ids.to(torch.int64).reshape(-1).contiguous()
 
 
@@ -153,7 +155,7 @@ def hidden_forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, *, impl: Impl = "auto"
 ) -> list[Tensor]:
     """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ, A (units,inputs), a (units,)."""
-    code = native_for(impl, x) if in_one_piece(x, *weights, *biases) else None
+    code = native_for(impl, x) if in_one_piece(x, *weights) else None
     if code is None:
         return reference.hidden_forward(x, weights, biases, activation)
     results = [x.new_empty(A.shape[0], x.shape[0]) for A in weights]
@@ -172,7 +174,7 @@ def hidden_backward(
     impl: Impl = "auto",
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gradients of x, where wanted, and of weights and biases in turn, given dY (units,m) of the last."""
-    code = native_for(impl, x) if in_one_piece(x, *weights, *results) else None
+    code = native_for(impl, x) if in_one_piece(x, *weights) else None
     if code is None:
         return reference.hidden_backward(x, weights, results, dY, activation, wanted)
     spare = x.new_empty(2, max(A.shape[0] for A in weights), x.shape[0])
@@ -194,7 +196,7 @@ def adagrad(
     impl: Impl = "auto",
 ) -> None:
     """Take a step of Adagrad for each parameter: squares += g², x −= lr · g / (√squares + epsilon)."""
-    code = native_for(impl, parameters[0]) if in_one_piece(*parameters, *gradients, *squares) else None
+    code = native_for(impl, parameters[0])
     (reference if code is None else code).adagrad(parameters, gradients, squares, lr, epsilon)
 
 

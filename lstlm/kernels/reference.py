@@ -58,6 +58,7 @@ def adagrad_rows(
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
+@torch.no_grad()
 def hidden_forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> list[Tensor]:
     """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ.
 
@@ -71,6 +72,7 @@ def hidden_forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
     return columns[1:]
 
 
+@torch.no_grad()
 def hidden_backward(
     x: Tensor, weights: Sequence[Tensor], results: Sequence[Tensor], dY: Tensor, activation: str, wanted: bool
 ) -> tuple[Tensor | None, list[Tensor]]:

@@ -124,14 +124,12 @@ class HiddenLayers(nn.Sequential):
 class HiddenPass:
     """A minibatch x (m,inputs) on its way through the hidden layers, to h (m,hidden), and back, without autograd."""
 
-    @torch.no_grad()
     def __init__(self, x: Tensor, activation: str, parameters: list[Tensor]) -> None:
         """Take weights and biases in turn."""
         self.x, self.activation, self.parameters = x, activation, parameters
         self._results = ops.hidden_forward(x, parameters[::2], parameters[1::2], activation) if parameters else []
         self.h = self._results[-1].T if parameters else x
 
-    @torch.no_grad()
     def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
         """Return the gradients of x and of the parameters, given that of h."""
         if gradient.shape != self.h.shape or gradient.dtype != self.h.dtype:
@@ -163,25 +161,25 @@ class _Autograd(torch.autograd.Function):
 
 
 def adagrad(optimiser: torch.optim.Adagrad) -> bool:
-    """Take the step of `optimiser`, but for its hooks, by `ops.adagrad`; say whether it is of a kind that this can do.
+    """Take the step of `optimiser`, but for its hooks, by compiled code, where that can do it; say whether it did.
 
-    torch spends as long on the way to its pass over the parameters as on the pass.
+    torch spends as long on the way to its pass over the parameters as on the pass. Compiled code looks at all it is
+    given first, and refuses what it cannot read with nothing changed.
     """
     for group in optimiser.param_groups:
         if group["weight_decay"] or group["lr_decay"] or group["maximize"]:
             return False
-        for x in group["params"]:
-            g, squares = x.grad, optimiser.state[x]["sum"]
-            if g is None or not (x.is_cpu and x.shape == g.shape == squares.shape):
-                return False
-            if not ops.in_one_piece(x, g, squares) or x.dtype not in (torch.float32, torch.float64):
-                return False
-    for group in optimiser.param_groups:
+    for number, group in enumerate(optimiser.param_groups):
         parameters = group["params"]
         states = [optimiser.state[x] for x in parameters]
-        with torch.no_grad():
-            squares = [state["sum"] for state in states]
-            ops.adagrad(parameters, [x.grad for x in parameters], squares, group["lr"], group["eps"])
-            torch._foreach_add_([state["step"] for state in states], 1)
+        lists = parameters, [x.grad for x in parameters], [state["sum"] for state in states]
+        try:
+            ops.adagrad(*lists, group["lr"], group["eps"], impl="native")
+        except (ConfigError, TypeError, ValueError):
+            if number == 0:
+                return False
+            raise
+        for state in states:
+            state["step"] += 1
         increment_version(parameters)
     return True

@@ -101,15 +101,15 @@ class FactoredState(Table):
         if self.history.open:
             self.history.bring_to_open_segment(self.V, ids, self.sizes.most_rows)
 
-    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, weights: Tensor) -> None:
-        """V[ids] ← rows + weights ∘ change, for ids, weights (m,K), change (m,d), and rows (mK,d), what read(ids) gave.
+    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, weights: Tensor, times: float) -> None:
+        """V[ids] ← rows + times · weights ∘ change, for ids, weights (m,K), change (m,d), and rows (mK,d) as read.
 
         What belongs to a repeated id adds up.
         """
         flat = ids.reshape(-1)
         if not self.history.empty:
             self.write(flat, rows)  # brings them to the current frame; a repeated id writes the same row twice
-        add_rows(self.V, RowValues(flat, change, ids.shape[1]), weights=weights.reshape(-1), impl=self.impl)
+        add_rows(self.V, RowValues(flat, change, ids.shape[1]), times, weights.reshape(-1), impl=self.impl)
 
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         """Return rows of W (n,d): v_i U + p_i ω."""

@@ -49,7 +49,7 @@ class LowRank(Step):
             allowed,
             impl=impl,
         )
-        state.add_to_rows(self.ids, self.rows.flatten(0, 1), J, self.do * -eta)  # V − η YᵀJ
+        state.add_to_rows(self.ids, self.rows.flatten(0, 1), J, self.do, -eta)  # V − η YᵀJ
         state.count_update()
         return shrink._replace(allowed=allowed)
 

@@ -67,7 +67,7 @@ class Square(Step):
         if self.ids.is_cpu:  # every word is there once
             self.state.write(self.words, self.V_u.sub_(step, alpha=eta))
         else:
-            self.state.add_to_rows(self.words[:, None], self.V_u, step, step.new_full((len(step), 1), -eta))
+            self.state.add_to_rows(self.words[:, None], self.V_u, step, step.new_ones(len(step), 1), -eta)
 
     def sums(self, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return K = HᵀBH, FᵀW_u, FᵀF (d,d), Fᵀp, c (d,), each a sum over examples or touched rows; F is kept."""
