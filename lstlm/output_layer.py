@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LEARNING = ("forward", "value_and_grad", "learn", "update", "_backward")
+
+
+def alone(method: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a thread that comes to a layer while another is inside: both would write, and neither would know.
+
+    Tried, not waited for: to wait would mix the backward passes of the two. Reading, without gradients, is free.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        inside: dict[str, Any] = vars(args[0])
+        me = threading.get_ident()
+        if inside.get("_learning") == me or (method.__name__ == "forward" and not torch.is_grad_enabled()):
+            return method(*args, **kwargs)
+        if inside.setdefault("_learning", me) != me:  # one step of the interpreter: no lock that copies would share
+            raise ConfigError(
+                "two threads learn with one output layer at once; give each its own copy, or hold a lock from "
+                "forward to update"
+            )
+        try:
+            return method(*args, **kwargs)
+        finally:
+            del inside["_learning"]
+
+    return call
 
 
 class OutputLayer(nn.Module):
@@ -24,6 +58,13 @@ class OutputLayer(nn.Module):
     """
 
     hidden: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let every kind of layer learn in one thread at a time."""
+        super().__init_subclass__(**options)
+        for name in _LEARNING:
+            if name in vars(cls):
+                setattr(cls, name, alone(vars(cls)[name]))
 
     @property
     def vocab(self) -> int:
@@ -42,6 +83,8 @@ class OutputLayer(nn.Module):
 
     def _unusual(self, h: Tensor) -> bool:
         """Whether h is no matrix, or empty, or of half precision, as under autocast: what `_by_rows` is for."""
+        if not isinstance(h, Tensor):
+            raise ConfigError(f"h is a {type(h).__name__}; expected a tensor")
         return h.dim() > 2 or h.dtype in (torch.bfloat16, torch.float16) or (h.dim() == 2 and len(h) == 0)
 
     def _by_rows(self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None) -> Tensor:

@@ -18,6 +18,8 @@ R = TypeVar("R")
 
 def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
     """Return target_ids (m,) or (m,K) as int64 (m,K): a copy, so that what was checked is what is used."""
+    if not isinstance(target_ids, Tensor):
+        raise ConfigError(f"target_ids is a {type(target_ids).__name__}; expected a tensor of integers (m,) or (m,K)")
     if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
         raise ConfigError(f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d")
     if target_ids.shape[0] != m or target_ids.numel() == 0:
@@ -30,6 +32,8 @@ def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
 
 def checked_values(target_values: Tensor, target_ids: Tensor, ids: Tensor) -> Tensor:
     """Return target_values, of the shape of target_ids, as float64 (m,K)."""
+    if not isinstance(target_values, Tensor):
+        raise ConfigError(f"target_values is a {type(target_values).__name__}; expected a tensor like target_ids")
     if target_values.shape != target_ids.shape:
         raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
     values = target_values.detach().reshape(ids.shape).to(torch.float64, copy=True)

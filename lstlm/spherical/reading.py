@@ -77,6 +77,9 @@ class SphericalReader(OutputLayer):
         self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return ids and float64 values, both (m,K), or say what is wrong with the arguments."""
+        for name, given in (("h", h), ("weight", weight)):
+            if not isinstance(given, Tensor | None) or (name == "h" and given is None):
+                raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
         if h.dim() != 2 or h.shape[1] != self.hidden:
             raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
         state, m = self.state, h.shape[0]
