@@ -20,7 +20,7 @@ set_up() {
         "$python" -m venv .venv
     fi
     # The path belongs to the stamp: an environment that was moved or copied is installed again.
-    stamp=$({ pwd; cat pyproject.toml constraints.txt lstlm/spherical/kernel/*; } | cksum)
+    stamp=$({ pwd; cat pyproject.toml constraints.txt lstlm/kernels/native/*; } | cksum)
     if [ "$(cat .venv/lstlm-stamp 2>/dev/null)" != "$stamp" ]; then
         echo "installing lstlm and what it needs into .venv (once; this downloads PyTorch)" >&2
         .venv/bin/python -m pip install --quiet -c constraints.txt -e '.[test,plot,demo,docs]'
