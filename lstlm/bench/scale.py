@@ -59,8 +59,15 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
             say(f"corpus from an earlier run: {corpus}")
         else:
             records.append(_prepare(plan, folder, corpus, say))
+        failures = []
         for config in plan.configs:
-            records.append(_train(plan, config, corpus, folder / "run", say))
+            try:
+                records.append(_train(plan, config, corpus, folder / "run", say))
+            except LstlmError as error:  # what the others took minutes to measure is not lost with it
+                failures.append(error)
+                say(f"{config}: {error}")
+        if len(failures) == len(plan.configs):
+            raise failures[-1]
         if plan.keep:
             say(f"kept: {corpus}")
     return records
