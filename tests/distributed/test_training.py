@@ -142,6 +142,23 @@ def test_checkpoints_load_at_any_number_of_ranks(tmp_path: Path, corpus: Path) -
     assert summary.report["step"] == 30 and set(files(tmp_path / "three", 30)) == {"network.pt", "training.pt"}
 
 
+def test_a_shortlist_loads_at_another_number_of_ranks(tmp_path: Path, corpus: Path) -> None:
+    settings = [
+        "output.kind=shortlist",
+        "output.loss=taylor",
+        "output.shortlist=20",
+        "output.stabilise_range=[0.9, 1.1]",
+    ]
+    config = configuration(corpus, *settings, "output.init_scale=0.3", "output.tail_rate=2")
+    run_ranks(2, tmp_path / "a", run, config, tmp_path / "two")
+    train(config, tmp_path / "one", device=CPU, quiet=True)
+    for name, world in (("two", 3), ("one", 2), ("two", 2)):
+        expected = vectors(load_run(tmp_path / name).network)
+        for found in run_ranks(world, tmp_path / f"{name}-{world}", resumed, config, tmp_path / name):
+            torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+            torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-11)
+
+
 def signalled(ranks: Ranks, config: Config, folder: Path) -> dict[str, Any]:
     step = RankLearner.step
 
