@@ -36,7 +36,7 @@ def test_output_prints_one_json_document_with_every_method() -> None:
     assert all(set(record) >= CONTRACT for record in found)
     assert {(r["D"], r["d"], r["m"]) for r in found} == {(64, 12, 5), (300, 12, 5)}
     assert {r["method"] for r in found} == {
-        "factored", "naive", "naive-blocked", "softmax", "hierarchical", "adaptive", "sampled", "log_prob",
+        "factored", "naive", "naive-blocked", "softmax", "hierarchical", "adaptive", "sampled", "shortlist", "log_prob",
     }  # fmt: skip
     factored = {(r["loss"], r["stabilise"]) for r in found if r["method"] == "factored"}
     skipped = {(r["loss"], r["stabilise"]) for r in json.loads(result.stdout)["skipped"]}

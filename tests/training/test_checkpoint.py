@@ -165,9 +165,10 @@ def test_dev_full_is_reported(tmp_path: Path) -> None:
 
 
 def test_tidy_after_a_kill(tmp_path: Path) -> None:
-    """Killed while writing, and killed between moving the old folder aside and the new one in."""
+    """Killed while writing or linking, and killed between moving the old folder aside and the new one in."""
     folder = save(tmp_path, 4)
     (tmp_path / ".writing-00000005-1").mkdir()
+    (tmp_path / ".last.1.tmp").symlink_to("step-00000005")
     os.rename(folder, tmp_path / f".displaced-{folder.name}")
     tidy(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", folder.name]

@@ -187,7 +187,7 @@ def _named(root: Path, prefix: str) -> list[Path]:
 
 
 def tidy(root: Path) -> None:
-    """Remove the temporary folders of killed writers; put back a checkpoint that was displaced and not replaced."""
+    """Remove what killed writers left, folders and links; put back a checkpoint that was displaced and not replaced."""
     for folder in _named(root, _DISPLACED):
         home = folder.with_name(folder.name[len(_DISPLACED) :])
         if home.exists():
@@ -196,6 +196,9 @@ def tidy(root: Path) -> None:
             os.rename(folder, home)
     for folder in _named(root, _TEMPORARY):
         shutil.rmtree(folder, ignore_errors=True)
+    for link in _named(root, "."):  # `last` or `best`, on their way to another checkpoint
+        if link.is_symlink():
+            link.unlink(missing_ok=True)
 
 
 def step_folders(root: Path) -> list[Path]:
