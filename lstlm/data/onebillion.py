@@ -27,6 +27,7 @@ TRAIN_SHARDS, HELD_OUT_SHARDS = 99, 50
 
 _TRAIN = re.compile(r"training-monolingual\.tokenized\.shuffled/news\.en-000\d\d-of-00100")
 _HELD_OUT = re.compile(r"heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-000\d\d-of-00050")
+_UNSOUND = (tarfile.TarError, OverflowError, ValueError)  # the latter two of numbers in a damaged header
 _TEST = "news.en.heldout-00000-of-00050"
 
 
@@ -92,7 +93,7 @@ class _MemberReader(HashingReader):
     def read(self, size: int = -1, /) -> bytes:
         try:
             return super().read(size)
-        except tarfile.TarError as error:
+        except _UNSOUND as error:
             raise _unsound(self.archive, error) from None
 
 
@@ -150,7 +151,7 @@ class ArchiveSource:
                     elif part is not None:
                         yield from self._read(tar, member, part)
                     cast(Any, tar).members.clear()  # tarfile remembers every member otherwise
-        except tarfile.TarError as error:
+        except _UNSOUND as error:
             raise _unsound(self.path, error) from None
 
     def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo, part: str) -> Iterator[TextInput]:

@@ -32,7 +32,8 @@ def _train(folder: Path, *text: str, name: str = "run", loss: str = "taylor", ki
         assert run_and_report(cli, command) == 0
     settings = (
         "train.max_steps=5", "train.batch_size=32", "train.simlex=false", "model.embedding=6", "model.hidden=[6]",
-        f"data.dir={os.path.relpath(corpus)}", f"output.loss={loss}", f"data.context_kind={kind}",
+        f"data.dir={os.path.relpath(corpus)}",
+        f"data.context_kind={kind}", "output.kind=factored", f"output.loss={loss}",
     )  # fmt: skip
     sets = [part for setting in settings for part in ("--set", setting)]
     assert run_and_report(cli, ["train", "--run", str(run), "--threads", "1", "--quiet", *sets]) == 0

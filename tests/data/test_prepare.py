@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[object, str]
 ) -> None:
     monkeypatch.setattr(*place, no_space)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(LstlmError, match="cannot be written: No space left"):
         run(tmp_path, "a b\n")
     assert leftovers(tmp_path) == []
 
@@ -208,7 +208,7 @@ def test_a_failed_replacement_keeps_what_was_there(tmp_path: Path, monkeypatch: 
     before = run(tmp_path, "old text\n").manifest
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "write_part", no_space)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(LstlmError, match="cannot be written: No space left"):
             run(tmp_path, "new text\n")
     assert Corpus.open(tmp_path / "out").manifest == before
     assert run(tmp_path, "new text\n").vocabulary.words[3:] == ["new", "text"]
