@@ -52,7 +52,6 @@ class Plan:
     layers: int = 2
     threads: int = 1
     seconds: float = 4.0
-    share_memory: bool = True  # else through gloo, as ranks on several machines do
 
     def config(self, vocab: int, m: int) -> Config:
         """Return the model: the paper's, with the factored layer and the Z-loss."""
@@ -141,7 +140,7 @@ def _rank_reported(plan: Plan, rank: int, world: int, folder: Path) -> None:
 def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(plan.threads)
     device = torch.device("cpu")
-    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S, share_memory=plan.share_memory)
+    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S)
     records = []
     for vocab in plan.vocab_sizes:
         corpus = synthetic_corpus(vocab, TOKENS)
@@ -149,7 +148,6 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
             turns = _turns(plan, corpus, vocab, m, ranks)
             _take_turns(plan, turns, ranks)
             record = {"world": world, "D": vocab, "d": plan.hidden + 1, "m": m, **_figures(plan, turns[0], ranks)}
-            record["through"] = None if world == 1 else "gloo" if ranks.memory is None else "memory"
             rates = [turn.words_per_s for turn in turns]
             record["speedup"] = rates[0] / rates[-1]  # against the first rank alone
             record["of_independent"] = rates[0] / sum(ranks.collect(rates[1])) if world > 1 else None
@@ -291,7 +289,6 @@ COLUMNS: list[Column] = [
     ("ranks", lambda r: r["world"]),
     ("D", lambda r: r["D"]),
     ("m a rank", lambda r: r["m"]),
-    ("through", lambda r: r.get("through")),
     ("step ms", lambda r: r["step_ms"]),
     ("p10", lambda r: r["step_ms_p10"]),
     ("p90", lambda r: r["step_ms_p90"]),

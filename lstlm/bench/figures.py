@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -244,16 +245,12 @@ def _distributed(figure: Any, records: list[Record]) -> None:
     figure.set_size_inches(max(4.6 * len(sizes), 6.2), 3.9)
     ticks = sorted({r["m"] for r in records})
     for axes, D in zip(figure.subplots(1, len(sizes), squeeze=False, sharey=True).flat, sizes, strict=True):
-        lines: dict[tuple[int, str], list[Record]] = {}
-        for record in (r for r in records if r["D"] == D):
-            lines.setdefault((record["world"], record.get("through") or ""), []).append(record)
         ends, colours = {}, {}
-        for (world, through), found in sorted(lines.items()):
-            points = sorted((r["m"], r["words_per_s"]) for r in found)
-            label = "1 rank" if world == 1 else f"{world} ranks, {through}"
-            ends[label], colours[label] = points[-1], CYCLE[worlds.index(world) % len(CYCLE)]
-            dash = "--" if through == "gloo" else "-"
-            axes.plot(*zip(*points, strict=True), color=colours[label], linestyle=dash, marker="o")
+        for world, colour in zip(worlds, cycle(CYCLE), strict=False):
+            points = sorted((r["m"], r["words_per_s"]) for r in records if (r["D"], r["world"]) == (D, world))
+            label = f"{world} rank{'s' if world > 1 else ''}"
+            ends[label], colours[label] = points[-1], colour
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o")
         axes.set(title=f"D = {D:,}", xscale="log", ylim=(0, None), xlabel="examples a rank and step, m")
         axes.set_xticks(ticks, [f"{m:,}" for m in ticks])
         axes.minorticks_off()

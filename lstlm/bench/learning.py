@@ -129,15 +129,15 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
 
 
 def _configuration(plan: Plan, path: Path) -> Config:
-    """Return a configuration that ends with the budget; one that is solved in sweeps keeps their number, too."""
+    """Return a configuration that ends with the budget; one that is solved in passes keeps their number, too."""
     config = load_config(path, [*plan.overrides, f"data.dir={plan.data}"])
-    sweeps = config.train.max_epochs if _in_sweeps(config) else None
+    passes = config.train.max_epochs if _in_passes(config) else None
     minutes = plan.seconds / 60 if plan.steps is None else None
-    budget: dict[str, Any] = {"max_steps": plan.steps, "max_epochs": sweeps, "max_minutes": minutes}
+    budget: dict[str, Any] = {"max_steps": plan.steps, "max_epochs": passes, "max_minutes": minutes}
     return replace(config, train=replace(config.train, **budget))
 
 
-def _in_sweeps(config: Config) -> bool:
+def _in_passes(config: Config) -> bool:
     return config.data.context_kind == "cooccurrence"
 
 
@@ -198,11 +198,11 @@ def _is_done(plan: Plan, folder: Path) -> bool:
 
 def _paced(plan: Plan, config: Config, corpus: Corpus, scores: WordScores, folder: Path) -> Config:
     """Return the configuration with evaluations at the points of the plan; a run that goes on keeps its points."""
-    pace: dict[str, Any] = {"log_every": 1, "eval_every": 1}  # every sweep: they are few, and long
+    pace: dict[str, Any] = {"log_every": 1, "eval_every": 1}  # every pass: they are few, and long
     if plan.steps is not None:
         log_every = max(1, plan.steps // plan.points // 4)
         pace = {"log_every": log_every, "eval_every": 4 * log_every}
-    elif not _in_sweeps(config):
+    elif not _in_passes(config):
         step_ms, evaluation_s = _costs(plan, config, corpus, scores)
         log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
         # The trainer's budget counts evaluations too; what is promised here is seconds of training.

@@ -237,7 +237,6 @@ Example:
 @click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
               help="Seconds for each number of ranks and size, about.")  # fmt: skip
-@click.option("--gloo", is_flag=True, help="Let the ranks talk through sockets, as ranks on several machines do.")
 @common.shared_options
 def distributed(**given: Any) -> None:
     """Time whole training steps by several processes of this machine, one thread each, and count what they send."""
@@ -251,7 +250,6 @@ def distributed(**given: Any) -> None:
         hidden=min(given["hidden"], 64) if quick else given["hidden"],
         threads=given["threads"] or 1,
         seconds=min(given["seconds"], 0.5) if quick else given["seconds"],
-        share_memory=not given["gloo"],
     )
     common.check_before_work(given)
     common.deliver("distributed", bench.run(plan, common.say), given)

@@ -25,7 +25,6 @@ import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from lstlm.distributed.memory import open_memory
 from lstlm.errors import ConfigError, LstlmError
 
 TIMEOUT_S = 300.0
@@ -43,16 +42,11 @@ class RankLost(LstlmError):
 class Ranks:
     """This process among `world` ones, which have joined a process group."""
 
-    def __init__(self, device: torch.device, timeout_s: float = TIMEOUT_S, *, share_memory: bool = True) -> None:
-        """Wrap the default process group, which `from_torchrun` and `join` make first. Collective.
-
-        With `share_memory`, ranks that are all on one machine hand their tensors over in memory.
-        """
+    def __init__(self, device: torch.device, timeout_s: float = TIMEOUT_S) -> None:
+        """Wrap the default process group, which `from_torchrun` and `join` make first."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device, self.timeout_s = device, timeout_s
         self.sent = 0
-        sharing = share_memory and device.type == "cpu" and self.world > 1
-        self.memory = open_memory(self.rank, self.world, self.collect, timeout_s) if sharing else None
 
     @classmethod
     def from_torchrun(cls, device: torch.device, timeout_s: float = TIMEOUT_S) -> Ranks | None:
@@ -73,29 +67,23 @@ class Ranks:
         return cls.join(device, timeout_s, store=store, rank=rank, world_size=world)
 
     @classmethod
-    def through_file(
-        cls, path: Path, rank: int, world: int, device: torch.device, timeout_s: float, *, share_memory: bool = True
-    ) -> Ranks:
+    def through_file(cls, path: Path, rank: int, world: int, device: torch.device, timeout_s: float) -> Ranks:
         """Join the processes of one machine, which find each other through a new file."""
         store = dist.FileStore(str(path), world)  # type: ignore[attr-defined]  # public, but not listed
-        return cls.join(device, timeout_s, share_memory=share_memory, store=store, rank=rank, world_size=world)
+        return cls.join(device, timeout_s, store=store, rank=rank, world_size=world)
 
     @classmethod
-    def join(
-        cls, device: torch.device, timeout_s: float = TIMEOUT_S, *, share_memory: bool = True, **group: Any
-    ) -> Ranks:
+    def join(cls, device: torch.device, timeout_s: float = TIMEOUT_S, **group: Any) -> Ranks:
         """Join a group through a `store`, as `rank` of `world_size`: gloo on the CPU, NCCL on GPUs."""
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **group)
         except (RuntimeError, ValueError, OSError) as error:
             raise RankLost(f"the ranks did not find each other within {timeout_s:g} s: {_reason(error)}") from error
-        return cls(device, timeout_s, share_memory=share_memory)
+        return cls(device, timeout_s)
 
     def close(self) -> None:
         """Leave the group, whose threads end. Not after a failure, where nobody answers: then leave by `os._exit`."""
-        if self.memory is not None:
-            self.memory.close()
         dist.destroy_process_group()
 
     @property
@@ -126,10 +114,7 @@ class Ranks:
     def total_(self, x: Tensor) -> Tensor:
         """Overwrite x by its sum over the ranks, and return it. Collective; sends 2(world−1)/world of x."""
         with self._talking():
-            if self.memory is None:
-                dist.all_reduce(x)
-            else:
-                self.memory.total_(x)
+            dist.all_reduce(x)
         self.sent += 2 * (self.world - 1) * _bytes(x) // self.world
         return x
 
@@ -140,11 +125,6 @@ class Ranks:
         """
         x, longest = x.contiguous(), max(sizes)
         self.sent += (self.world - 1) * longest * math.prod(x.shape[1:]) * x.element_size()
-        if self.memory is not None:
-            out = x.new_empty(sum(sizes), *x.shape[1:])
-            with self._talking():
-                self.memory.gather(out, x, sizes)
-            return out
         if len(x) < longest:
             x = torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
         out = x.new_empty(self.world * longest, *x.shape[1:])
@@ -168,10 +148,7 @@ class Ranks:
         """
         out = x.new_empty(sum(receive), *x.shape[1:])
         with self._talking():
-            if self.memory is None:
-                dist.all_to_all_single(out, x.contiguous(), list(receive), list(send))
-            else:
-                self.memory.exchange(out, x.contiguous(), send, receive)
+            dist.all_to_all_single(out, x.contiguous(), list(receive), list(send))
         self.sent += (len(x) - send[self.rank]) * _bytes(x[:1]) if len(x) else 0
         return out
 

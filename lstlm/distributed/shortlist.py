@@ -13,7 +13,7 @@ from lstlm.distributed.output import ShardedOutput
 from lstlm.distributed.ranks import Ranks, even_parts
 from lstlm.outputs.rows import RowGradient
 from lstlm.outputs.shortlist import Route, ShortlistOutput, make_shortlist
-from lstlm.spherical.sweep import Sweep, ranks_of, top_of
+from lstlm.spherical.scan import Scan, ranks_of, top_of
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -49,17 +49,17 @@ class ShardedShortlist(ShortlistOutput):
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, ids), both (m,k), of the k likeliest words. Collective; h the same everywhere."""
         self._check_topk(h, k)
-        return self.tail._best_of_all(*top_of(self._sweep(h), k), k)
+        return self.tail._best_of_all(*top_of(self._scan(h), k), k)
 
     @torch.no_grad()
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by probability. Collective; h and ids the same everywhere."""
         self._check_read(h, ids)
-        return ranks_of(self._sweep(h), ids, self.ranks.total_)
+        return ranks_of(self._scan(h), ids, self.ranks.total_)
 
-    def _sweep(self, h: Tensor) -> Sweep:
+    def _scan(self, h: Tensor) -> Scan:
         """The words of this rank; the short list counts as the first one's."""
-        blocks, first = super()._sweep(h), 0 if self.ranks.first else 1
+        blocks, first = super()._scan(h), 0 if self.ranks.first else 1
         return lambda: list(blocks())[first:]
 
 

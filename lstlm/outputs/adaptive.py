@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making, ScaledRows
-from lstlm.spherical.sweep import Block, Sweep
+from lstlm.spherical.scan import Block, Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -98,7 +98,7 @@ class AdaptiveSoftmax(RecordedOutput):
         check_ids(ids, len(h), self.vocab)
         return self.log_prob_pairs(h, ids.reshape(len(h), -1)).view(ids.shape)
 
-    def _sweep(self, h: Tensor) -> Sweep:
+    def _scan(self, h: Tensor) -> Scan:
         """Log-probabilities: the short list, then the tails by blocks."""
         short = self.module.shortlist_size
         head = self.module.head(h).log_softmax(1)

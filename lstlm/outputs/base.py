@@ -13,7 +13,7 @@ from lstlm.errors import ConfigError, DataError
 from lstlm.output_layer import OutputLayer
 from lstlm.outputs.rows import RowGradient, ScaledRows, merged
 from lstlm.spherical.arguments import without_autocast
-from lstlm.spherical.sweep import Sweep, ranks_of, top_of
+from lstlm.spherical.scan import Scan, ranks_of, top_of
 
 
 class RecordedStep:
@@ -65,22 +65,22 @@ class RecordedOutput(OutputLayer):
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K)."""
 
     @abstractmethod
-    def _sweep(self, h: Tensor) -> Sweep:
-        """Return a sweep over the vocabulary whose scores order the words of an example by probability."""
+    def _scan(self, h: Tensor) -> Scan:
+        """Return a scan over the vocabulary whose scores order the words of an example by probability."""
 
     @torch.no_grad()
     @without_autocast
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, ids), both (m,k), of the k likeliest words, best first."""
         self._check_topk(h, k)
-        return top_of(self._sweep(h), k)
+        return top_of(self._scan(h), k)
 
     @torch.no_grad()
     @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by probability: 1 is the best, ties go to the lower id. Exact."""
         self._check_read(h, ids)
-        return ranks_of(self._sweep(h), ids)
+        return ranks_of(self._scan(h), ids)
 
     def _check_topk(self, h: Tensor, k: int) -> None:
         self._check_hidden(h)

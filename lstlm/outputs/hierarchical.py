@@ -14,7 +14,7 @@ from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
-from lstlm.spherical.sweep import Block, Sweep
+from lstlm.spherical.scan import Block, Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -101,7 +101,7 @@ class HierarchicalSoftmax(RecordedOutput):
         each = h.repeat_interleave(ids.numel() // len(h), 0)
         return -_TwoLevelStep(self, each, pairs, torch.ones_like(pairs, dtype=h.dtype)).losses.view(ids.shape)
 
-    def _sweep(self, h: Tensor) -> Sweep:
+    def _scan(self, h: Tensor) -> Scan:
         """Log-probabilities, a class at a time."""
         by_class = self.classes.scores(h, slice(None)).log_softmax(1)
         bounds = self.start.tolist()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
-from lstlm.spherical.sweep import Block
+from lstlm.spherical.scan import Block
 
 _BLOCK = 16384  # rows drawn at once
-_SWEPT = 2048  # columns of scores held at once when the whole vocabulary is swept: of 1000 examples, near the cache
+_BLOCK = 2048  # columns of scores held at once when the whole vocabulary is scanned: of 1000 examples, near the cache
 _SMALLEST_SCALE = 2.0**-10
 _ADAGRAD_EPSILON = 1e-10
 OPTIMISERS = ("sgd", "adagrad")
@@ -106,13 +106,13 @@ class ScaledRows(nn.Module):
         return torch.addmm(self.bias[rows], h, self.matrix[rows].T, beta=scale, alpha=scale)
 
     def score_blocks(self, h: Tensor) -> Iterator[Block]:
-        """Sweep the whole vocabulary by at most 2048 rows: O(D·m·hidden), memory free of D."""
-        for start in range(0, len(self.matrix), _SWEPT):
-            rows = slice(start, min(start + _SWEPT, len(self.matrix)))
+        """Scan the whole vocabulary by at most 2048 rows: O(D·m·hidden), memory free of D."""
+        for start in range(0, len(self.matrix), _BLOCK):
+            rows = slice(start, min(start + _BLOCK, len(self.matrix)))
             yield torch.arange(rows.start, rows.stop, device=h.device), partial(self.scores, h, rows)
 
     def log_normaliser(self, h: Tensor) -> Tensor:
-        """Return log Σⱼ exp(h·Wⱼ + bⱼ) (m,), swept in blocks."""
+        """Return log Σⱼ exp(h·Wⱼ + bⱼ) (m,), a block at a time."""
         total = h.new_full((len(h),), -torch.inf)
         for _, compute in self.score_blocks(h):
             total = torch.logaddexp(total, compute().logsumexp(1))

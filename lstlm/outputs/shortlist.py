@@ -16,8 +16,8 @@ from lstlm.outputs.softmax import SoftmaxProduct
 from lstlm.outputs.spherical import loss_of
 from lstlm.spherical import SphericalLoss, SphericalOutput, TaylorSoftmax
 from lstlm.spherical.arguments import without_autocast
+from lstlm.spherical.scan import Block, Scan
 from lstlm.spherical.shrink import LearningRateTooLarge
-from lstlm.spherical.sweep import Block, Sweep
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -190,10 +190,10 @@ class ShortlistOutput(RecordedOutput):
             found[example, column] += self.tail.log_prob(h[example], rank[example, column] - self.shortlist)
         return found.view(ids.shape)
 
-    def _sweep(self, h: Tensor) -> Sweep:
+    def _scan(self, h: Tensor) -> Scan:
         """Log-probabilities: the short list, then the tail by blocks."""
         top, k = self.head.scores(h, slice(None)).log_softmax(1), self.shortlist
-        rest, tail = top[:, k:], self.tail._sweep(h)
+        rest, tail = top[:, k:], self.tail._scan(h)
 
         def blocks() -> Iterator[Block]:
             yield self.word_of_rank[:k], lambda: top[:, :k]
@@ -207,7 +207,7 @@ class ShortlistOutput(RecordedOutput):
     def all_log_probs(self, h: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (ids (n,), log-probabilities (m,n)) that cover the vocabulary.  h (m,hidden)."""
         if len(h):
-            for ids, compute in self._sweep(h.to(self.dtype))():
+            for ids, compute in self._scan(h.to(self.dtype))():
                 yield ids, compute()
 
     @torch.no_grad()

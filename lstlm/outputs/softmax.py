@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making, RowGradient, ScaledRows
-from lstlm.spherical.sweep import Sweep
+from lstlm.spherical.scan import Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -92,7 +92,7 @@ class LinearSoftmax(RecordedOutput):
         scores, ids = super().topk(h, k)
         return scores - self.rows.log_normaliser(h)[:, None], ids
 
-    def _sweep(self, h: Tensor) -> Sweep:
+    def _scan(self, h: Tensor) -> Scan:
         return partial(self.rows.score_blocks, h)  # the normaliser, the same for all words, does not change their order
 
     def weight(self) -> Tensor:

@@ -15,11 +15,11 @@ from lstlm.kernels.choice import Impl
 from lstlm.output_layer import OutputLayer
 from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, without_autocast
 from lstlm.spherical.losses import SphericalLoss, ZLoss
+from lstlm.spherical.scan import Scan, ranks_of, top_of
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.steps import Step, begin
 from lstlm.spherical.steps.common import with_bias
 from lstlm.spherical.steps.dense import DenseState
-from lstlm.spherical.sweep import Sweep, ranks_of, top_of
 
 TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
 
@@ -125,17 +125,17 @@ class SphericalReader(OutputLayer):
         """
         if not 1 <= k <= self.vocab:
             raise ConfigError(f"k = {k}: must be between 1 and the vocabulary size {self.vocab}")
-        return self._best_of_all(*top_of(self._sweep(h), k), k)
+        return self._best_of_all(*top_of(self._scan(h), k), k)
 
     @torch.no_grad()
     @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by score: 1 is the best, ties to the lower id. Exact."""
         self._check(h, ids, None, None)
-        return ranks_of(self._sweep(h), ids, self._total)
+        return ranks_of(self._scan(h), ids, self._total)
 
-    def _sweep(self, h: Tensor) -> Sweep:
-        """Return a sweep over the rows kept here, a block of TOPK_ROWS at a time."""
+    def _scan(self, h: Tensor) -> Scan:
+        """Return a scan over the rows kept here, a block of TOPK_ROWS at a time."""
         first = torch.zeros(len(h), 1, dtype=torch.int64, device=h.device)
         self._check(h, first, None, None)
         H = with_bias(h.detach(), self.state.d)

@@ -18,13 +18,11 @@ def gloo_threads() -> list[str]:
     return [name for name in names if name.startswith(("gloo", "pt_gloo"))]
 
 
-def _one(
-    rank: int, world: int, folder: Path, timeout_s: float, share_memory: bool, work: Callable[..., Any], *arguments: Any
-) -> None:
+def _one(rank: int, world: int, folder: Path, timeout_s: float, work: Callable[..., Any], *arguments: Any) -> None:
     torch.set_num_threads(1)
     place = folder / "store"
     try:
-        ranks = Ranks.through_file(place, rank, world, torch.device("cpu"), timeout_s, share_memory=share_memory)
+        ranks = Ranks.through_file(place, rank, world, torch.device("cpu"), timeout_s)
         torch.save(work(ranks, *arguments), folder / f"result-{rank}")
         joined = gloo_threads()
         ranks.close()
@@ -40,7 +38,6 @@ def run_ranks(
     work: Callable[..., Any],
     *arguments: Any,
     timeout_s: float = PATIENCE_S,
-    share_memory: bool = True,
 ) -> list[Any]:
     """Call work(ranks, *arguments), a function of a module, in `world` processes; return the results by rank.
 
@@ -52,7 +49,7 @@ def run_ranks(
         ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "lstlm.training.run.session"]
     )
     started = [
-        context.Process(target=_one, args=(rank, world, folder, timeout_s, share_memory, work, *arguments), daemon=True)
+        context.Process(target=_one, args=(rank, world, folder, timeout_s, work, *arguments), daemon=True)
         for rank in range(world)
     ]
     for process in started:

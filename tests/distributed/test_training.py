@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lstlm.config import Config, parse_config
 from lstlm.data import Corpus
@@ -216,8 +218,8 @@ def test_what_ranks_cannot_share_is_refused_in_one_line(tmp_path: Path, corpus: 
 
 
 def hanging(ranks: Ranks, folder: Path) -> str:
-    assert ranks.memory is not None
-    ranks.timeout_s = ranks.memory.timeout_s = 2.0  # from now on: to find each other, they may take their time
+    ranks.timeout_s = 2.0  # from now on: to find each other, they may take their time
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0), None)
     given_up = folder / "given-up"
     if ranks.rank == 1:
         wait_until(given_up.exists, "nobody gives this rank up")

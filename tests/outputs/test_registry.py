@@ -23,7 +23,7 @@ from lstlm.outputs.rows import Making
 from lstlm.registry import LOSSES, OUTPUTS, LossKind, OutputKind, constant
 from lstlm.spherical import SphericalLoss, make_loss
 from lstlm.spherical.losses import Partials
-from lstlm.spherical.sweep import Sweep
+from lstlm.spherical.scan import Scan
 from tests.outputs import test_outputs_battery as battery
 from tests.outputs.dense_outputs import DenseLinear, DenseSpherical
 
@@ -86,7 +86,7 @@ class Logistic(RecordedOutput):
         check_ids(ids, len(h), self.vocab)
         return self.rows.log_softmax(h, ids)
 
-    def _sweep(self, h: Tensor) -> Sweep:
+    def _scan(self, h: Tensor) -> Scan:
         return lambda: [(torch.arange(self.vocab), lambda: self.rows.scores(h, slice(None)).log_softmax(1))]
 
     def weight(self) -> Tensor:

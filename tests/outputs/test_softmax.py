@@ -52,7 +52,7 @@ def test_blocks_and_chunks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPa
 
     whole = answers()
     monkeypatch.setattr(rows, "_BLOCK", 7)
-    monkeypatch.setattr(rows, "_SWEPT", 7)
+    monkeypatch.setattr(rows, "_BLOCK", 7)
     monkeypatch.setattr(softmax, "_CACHED", 1000)
     for a, b in zip(whole, answers(), strict=True):
         torch.testing.assert_close(a, b)

@@ -1,4 +1,4 @@
-"""The closed-form recipe: each refit is the exact minimum, sweeps reach the truncated SVD, a run is a normal run."""
+"""The closed-form recipe: each refit is the exact minimum, passes reach the truncated SVD, a run is a normal run."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 
 from lstlm.data.cooccurrence import SparseRows
 from lstlm.errors import NumericsError
-from lstlm.training.loop.refit import Targets, gram, principal_axes, solve_gram, sweep
+from lstlm.training.loop.refit import Targets, gram, principal_axes, refit, solve_gram
 from lstlm.training.run.saved import load_run
 from tests.training.harness import Cli, figures, fingerprint, make_corpus, status
 
@@ -68,13 +68,13 @@ def test_a_refit_is_where_autograd_finds_no_slope(ridge: float) -> None:
     assert W.grad is not None and float(W.grad.abs().max()) < 1e-8
 
 
-def test_sweeps_reach_the_truncated_svd() -> None:
+def test_passes_reach_the_truncated_svd() -> None:
     Y, rows = matrix()
     targets = Targets(rows, torch.float64, torch.device("cpu"))
     H = torch.randn(30, 5, generator=torch.Generator().manual_seed(1)).double()
     losses = []
     for _ in range(60):
-        fit = sweep(targets, H, 0.0, 0.25)
+        fit = refit(targets, H, 0.0, 0.25)
         H = fit.H
         losses.append(fit.unexplained)
         error = (Y - fit.H @ fit.W.T).square().sum() / Y.square().sum()
@@ -99,8 +99,8 @@ def test_more_directions_than_the_scores_have_are_an_error_with_advice() -> None
         principal_axes(torch.eye(5).double(), rounded, 0.3)
     _, rows = matrix()
     targets = Targets(rows, torch.float32, torch.device("cpu"))
-    with pytest.raises(NumericsError, match="the sweep is not finite"):
-        sweep(targets, torch.full((30, 4), float("nan")), 0.0, 0.25)
+    with pytest.raises(NumericsError, match="the pass is not finite"):
+        refit(targets, torch.full((30, 4), float("nan")), 0.0, 0.25)
 
 
 def test_a_refit_that_fails_ends_the_run_without_talk_of_rates(
@@ -109,7 +109,7 @@ def test_a_refit_that_fails_ends_the_run_without_talk_of_rates(
     def fail(*_: Any) -> None:
         raise NumericsError("refit: lower model.embedding")
 
-    monkeypatch.setattr("lstlm.training.loop.cooccurrence.sweep", fail)
+    monkeypatch.setattr("lstlm.training.loop.cooccurrence.refit", fail)
     outcome = lstlm(tmp_path / "run", **SETTINGS)
     assert outcome.code == 4 and outcome.err.strip().endswith("lstlm: error: refit: lower model.embedding")
 
@@ -124,7 +124,7 @@ def test_more_directions_than_words_are_refused_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_sweeps_is_a_normal_run(lstlm: Cli, tmp_path: Path) -> None:
+def test_a_run_of_passes_is_a_normal_run(lstlm: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     lstlm.ok(run, **SETTINGS)
     loss = figures(run, "eval/loss")
@@ -166,7 +166,7 @@ def test_the_price_of_rows_is_in_the_time_of_every_run(tmp_path: Path, lstlm: Cl
     assert entry["progress/train_s"] >= facts["seconds"]
 
 
-def test_a_dry_run_estimates_sweeps(lstlm: Cli, tmp_path: Path) -> None:
+def test_a_dry_run_estimates_passes(lstlm: Cli, tmp_path: Path) -> None:
     outcome = lstlm.ok(tmp_path / "run", "--dry-run", "--json", **SETTINGS)
     estimate = json.loads(outcome.out)
     assert estimate["steps"] == 4 and estimate["parameters"]["output"] == 2 * estimate["parameters"]["embedding"]

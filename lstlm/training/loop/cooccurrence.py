@@ -1,7 +1,7 @@
-"""The learner of the co-occurrence recipe: a step is a sweep, which refits both sides of the model to all words.
+"""The learner of the co-occurrence recipe: a step is a pass, which refits both sides of the model to all words.
 
-It stands where the learner of minibatches stands, so that a run of sweeps is logged, evaluated, saved, stopped and
-resumed like any other. An epoch is one sweep.
+It stands where the learner of minibatches stands, so that a run of passes is logged, evaluated, saved, stopped and
+resumed like any other. An epoch is one pass.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lstlm.data.association import association_rows
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import CheckpointError, ConfigError
 from lstlm.training.loop.learner import Learner, StepResult
-from lstlm.training.loop.refit import Targets, sweep
+from lstlm.training.loop.refit import Targets, refit
 
 
-class Sweeps:
+class Passes:
     """The place of the stream of examples: every step takes the whole matrix."""
 
     batches_per_epoch = 1
@@ -30,13 +30,13 @@ class Sweeps:
         self.epoch = 0
 
     def __next__(self) -> Batch:
-        raise StopIteration("a sweep takes all rows at once; it has no batches")
+        raise StopIteration("a pass takes all rows at once; it has no batches")
 
     def coming(self) -> None:
-        """Tell of nothing: a sweep takes all rows."""
+        """Tell of nothing: a pass takes all rows."""
 
     def state(self) -> dict[str, int]:
-        """Return how many sweeps were made."""
+        """Return how many passes were made."""
         return {"epoch": self.epoch}
 
     def restore(self, state: dict[str, int]) -> None:
@@ -70,24 +70,24 @@ class RefitLearner(Learner):
     """Refits word vectors and output weights in turn; the rows are counted, or mapped, at the first step."""
 
     has_rates = False
-    examples: Sweeps
+    examples: Passes
 
     def __init__(self, config: Config, corpus: Corpus, device: torch.device) -> None:
         check_embedding(config, corpus)
-        super().__init__(config, corpus, device, Sweeps(len(corpus.vocabulary)))
+        super().__init__(config, corpus, device, Passes(len(corpus.vocabulary)))
         self.words_per_step = len(corpus.vocabulary)
         self._corpus = corpus
         self._targets: Targets | None = None
 
     def step(self, lr_scale: float, *, measured: bool = True) -> StepResult:
-        """Make one sweep.  `lr_scale` is not used: a refit has no rate."""
+        """Make one pass.  `lr_scale` is not used: a refit has no rate."""
         del lr_scale
         self.clock.start(measured=measured)
         targets = self._targets = self._targets or self._open_targets()
         self.clock.lap("data")
         config, table = self.config, self.network.embedding.weight
         with torch.no_grad():
-            fit = sweep(targets, table, config.output.ridge, config.model.vector_power)
+            fit = refit(targets, table, config.output.ridge, config.model.vector_power)
             table.copy_(fit.H)
             self.network.output.set_weight(fit.W)  # type: ignore[operator]
             self.network.unexplained.fill_(fit.unexplained)

@@ -68,7 +68,7 @@ class Estimate:
 def dry_run(config: Config, corpus: Corpus, device: torch.device, now: Callable[[], float] = perf_counter) -> Estimate:
     """Build the model, take 20 timed steps after 3 untimed ones, and estimate."""
     learner = make_learner(config, corpus, device)
-    # a sweep takes as long as thousands of steps
+    # a pass takes as long as thousands of steps
     warm_up, timed = (_WARM_UP, TIMED_STEPS) if not isinstance(learner, RefitLearner) else (1, 1)
     parameters = count_parameters(learner)
     for _ in range(warm_up):

@@ -6,8 +6,8 @@ the output layer, V = sums of targets by row and U = (Gram matrix)⁻¹:
 
     W = V U,  V = YᵀH,  U = (HᵀH + λI)⁻¹          H = (Y W) (WᵀW + λI)⁻¹
 
-so a sweep costs two sparse products, O(entries·d), and O((D + outputs)·d²); nothing of size D·outputs is made. With
-λ = 0 the sweeps are subspace iteration: they converge to the best rank-d approximation of Y.
+so a pass costs two sparse products, O(entries·d), and O((D + outputs)·d²); nothing of size D·outputs is made. With
+λ = 0 the passes are subspace iteration: they converge to the best rank-d approximation of Y.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Fit:
-    """Both sides after a sweep, in principal axes: the outputs are H Wᵀ; `unexplained` is ‖Y − H Wᵀ‖² / ‖Y‖²."""
+    """Both sides after a pass, in principal axes: the outputs are H Wᵀ; `unexplained` is ‖Y − H Wᵀ‖² / ‖Y‖²."""
 
     H: Tensor
     W: Tensor
@@ -79,7 +79,7 @@ def solve_gram(V: Tensor, X: Tensor, ridge: float) -> Tensor:
     return V @ U.to(V.dtype)
 
 
-def sweep(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
+def refit(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
     """Refit W to H, then H to W, and turn both to principal axes: H = P S^power, W = R S^(1−power)."""
     W = solve_gram(targets.transposed_times(H), H, ridge)
     V = targets.times(W)
@@ -88,7 +88,7 @@ def sweep(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
     hits = float(torch.linalg.vecdot(H, V).to(torch.float64).sum())
     unexplained = 1.0 + (float((G_H * G_W).sum()) - 2.0 * hits) / targets.norm2
     if not bool(torch.isfinite(G_H).all() and torch.isfinite(G_W).all()):
-        raise NumericsError("refit: the sweep is not finite; raise output.ridge, or use train.dtype float64")
+        raise NumericsError("refit: the pass is not finite; raise output.ridge, or use train.dtype float64")
     turn_H, turn_W, singular = principal_axes(G_H, G_W, power)
     return Fit(H @ turn_H.to(H.dtype), W @ turn_W.to(W.dtype), singular, unexplained)
 

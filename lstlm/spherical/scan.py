@@ -1,6 +1,6 @@
-"""Sweeps over the vocabulary, a block of scores at a time: the best outputs, and the exact rank of given ones.
+"""Scans over the vocabulary, a block of scores at a time: the best outputs, and the exact rank of given ones.
 
-A sweep yields blocks (ids (n,), how to compute their scores (m,n)) that cover the vocabulary; calling it again begins
+A scan yields blocks (ids (n,), how to compute their scores (m,n)) that cover the vocabulary; calling it again begins
 again. Nothing of size m·D is held, and a block that is not looked at costs nothing.
 """
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 Block = tuple[Tensor, Callable[[], Tensor]]
-Sweep = Callable[[], Iterable[Block]]
+Scan = Callable[[], Iterable[Block]]
 
 
-def top_of(sweep: Sweep, k: int) -> tuple[Tensor, Tensor]:
+def top_of(scan: Scan, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best scores and their ids, both (m,k), best first; fewer columns where there are fewer outputs."""
     best: tuple[Tensor, Tensor] | None = None
-    for ids, compute in sweep():
+    for ids, compute in scan():
         scores, at = (block := compute()).topk(min(k, block.shape[1]), dim=1)
         found = ids[at]
         if best is not None:
@@ -27,21 +27,21 @@ def top_of(sweep: Sweep, k: int) -> tuple[Tensor, Tensor]:
             found = found.gather(1, at)
         best = scores, found
     if best is None:
-        raise ValueError("a sweep needs at least one block")
+        raise ValueError("a scan needs at least one block")
     return best
 
 
-def ranks_of(sweep: Sweep, targets: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+def ranks_of(scan: Scan, targets: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """Return 1 + the number of outputs ahead of each target, int64 in the shape of targets, (m,) or (m,K).
 
     Ahead of y is j with a higher score, or with the same score and a lower id: the place of y in a stable sort. `total`
-    adds up over everyone who sweeps a part of the vocabulary. Blocks that hold a target are computed twice, the others
-    once: to see ties, a target needs its score as the sweep computes it, and rounding depends on the way.
+    adds up over everyone who scans a part of the vocabulary. Blocks that hold a target are computed twice, the others
+    once: to see ties, a target needs its score as the scan computes it, and rounding depends on the way.
     """
     columns = targets.reshape(len(targets), -1)
-    own = total(_own_scores(sweep, columns))
+    own = total(_own_scores(scan, columns))
     ahead = torch.zeros_like(columns)
-    for ids, compute in sweep():
+    for ids, compute in scan():
         scores = compute()
         own = own.to(scores.dtype)
         marks = torch.empty_like(scores)  # numbers, not truth values: torch adds those up ten times as fast
@@ -57,10 +57,10 @@ def _counts(marks: Tensor) -> Tensor:
     return marks.sum(1).long()
 
 
-def _own_scores(sweep: Sweep, columns: Tensor) -> Tensor:
-    """Return the scores (m,K) of the targets columns (m,K), in float64; 0 for a target that the sweep does not meet."""
+def _own_scores(scan: Scan, columns: Tensor) -> Tensor:
+    """Return the scores (m,K) of the targets columns (m,K), in float64; 0 for a target that the scan does not meet."""
     own = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
-    for ids, compute in sweep():
+    for ids, compute in scan():
         here = torch.isin(columns, ids)
         if bool(here.any()):
             example, _ = here.nonzero(as_tuple=True)
