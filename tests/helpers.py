@@ -1,10 +1,8 @@
 """What tests share: a small prepared corpus, always the same, made at once; and waiting for what must happen."""
 
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,11 +14,11 @@ PATIENCE_S = 600.0
 """Seconds after which a test calls something a hang. No test says anything about how fast the machine is."""
 
 
-def wait_until(happened: Callable[[], bool], what: str, process: subprocess.Popen[Any] | None = None) -> None:
-    """Look again and again until it has happened, or until the `process` that should bring it about has ended."""
+def wait_until(happened: Callable[[], bool], what: str, alive: Callable[[], bool] = lambda: True) -> None:
+    """Look again and again until it has happened, while what should bring it about is `alive`."""
     deadline = time.monotonic() + PATIENCE_S
     while not happened():
-        assert process is None or process.poll() is None or happened(), f"ended with {process.returncode}: {what}"
+        assert alive() or happened(), what
         assert time.monotonic() < deadline, f"a hang: {what}"
         time.sleep(0.02)
 

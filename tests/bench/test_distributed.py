@@ -25,6 +25,7 @@ from lstlm.config import Config
 from lstlm.errors import LstlmError, NumericsError
 from lstlm.training.loop.learner import Learner
 from tests.helpers import PATIENCE_S
+from tests.warm import warm
 
 pytestmark = pytest.mark.slow
 
@@ -58,21 +59,14 @@ def test_a_rate_that_is_refused_is_halved() -> None:
     assert figures["lr"] == 1000 / 2**turn.halvings and figures["lr_halvings"] == turn.halvings
 
 
-def test_two_ranks_are_measured_beside_one() -> None:
-    arguments = [
-        "bench",
-        "distributed",
-        "--quick",
-        "--budget",
-        "0.05",
-        "--hidden",
-        "16",
-        "--batch-sizes",
-        "64",
-        "--json",
-        "-",
-    ]
-    outcome = CliRunner().invoke(cli, arguments)
+@pytest.fixture
+def started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lstlm.bench.distributed.get_context", lambda way: warm())
+
+
+def test_two_ranks_are_measured_beside_one(started_at_once: None) -> None:
+    arguments = "bench distributed --quick --budget 0.05 --hidden 16 --batch-sizes 64 --json -"
+    outcome = CliRunner().invoke(cli, arguments.split())
     assert outcome.exit_code == 0, outcome.output
     one, two = json.loads(outcome.stdout)["records"]
     assert (one["world"], two["world"]) == (1, 2) and one["bytes"] == 0 and one["speedup"] == 1
@@ -87,7 +81,9 @@ class Refused(Plan):
         raise NumericsError("the loss became nan")
 
 
-def test_an_error_of_a_rank_is_said_once_with_its_own_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_a_rank_is_said_once_with_its_own_exit_code(
+    started_at_once: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(LstlmError, match=r"^bench distributed: the loss became nan$") as error:
         measure(Refused(worlds=[1], vocab_sizes=[200], batch_sizes=[4]), print)
     assert error.value.exit_code == 4

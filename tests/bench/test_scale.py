@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from lstlm.bench import scale
-from lstlm.bench.watched import memory_of, watch
+from lstlm.bench.watched import Watched, memory_of, watch
 from lstlm.cli import cli
 from lstlm.errors import LstlmError
+from tests.warm import run_lstlm
 
 SMALL = ["--words", "20000", "--types", "300", "--minutes", "0.02", "--threads", "1"]
 SETTINGS = {"log_every": 5, "eval_every": 50, "eval_examples": 100, "checkpoint_every": 20}
@@ -45,7 +47,15 @@ def test_it_records_what_was_asked_and_leaves_nothing(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_kept_corpus_is_used_again_and_nothing_else_is_touched(tmp_path: Path) -> None:
+def test_a_kept_corpus_is_used_again_and_nothing_else_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(arguments: Sequence[str], until: Callable[[], bool] = lambda: False) -> Watched:
+        done = run_lstlm(arguments, tmp_path)
+        assert done.code == 0, done.err
+        return Watched(done.out, 1.0, 1.0 if until() else None, None)
+
+    monkeypatch.setattr(scale, "watch", at_once)
     folder = tmp_path / "kept"
     first = bench("--dir", folder, "--keep")
     assert first.exit_code == 0, first.stderr

@@ -4,13 +4,12 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import lstlm.cli.prepare
 from lstlm.cli import cli
 from lstlm.data import Corpus, prepare
 from lstlm.data.blocks import BLOCK_BYTES
@@ -18,6 +17,7 @@ from lstlm.data.prepare import _blocks_at_most
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.workers import WorkerPool
 from tests.helpers import PATIENCE_S, tiny_text, wait_until
+from tests.warm import run_lstlm, start_lstlm
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> Result:
@@ -122,25 +122,29 @@ def test_a_full_disk_is_one_line_and_code_1(tmp_path: Path, text: Path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
+def two_cores() -> None:
+    """Whatever the machine has: no more workers are started than there are cores."""
+    lstlm.cli.prepare.usable_cores = lambda: 2
+
+
 def test_workers_in_processes_of_their_own_and_an_interrupt(tmp_path: Path) -> None:
     """One real process tree: SIGTERM in the middle leaves nothing; a second run is whole."""
-    big = tmp_path / "big.txt"
-    big.write_text(tiny_text(sentences=2000) * 100)
-    fifo = tmp_path / "fifo"
+    big, fifo, place = tmp_path / "big.txt", tmp_path / "fifo", tmp_path / "place"
+    big.write_text(tiny_text(sentences=500) * 400)
     os.mkfifo(fifo)
-    command = [sys.executable, "-m", "lstlm", "prepare", "--out", str(tmp_path / "out"), "--workers", "2", "--source"]
-    process = subprocess.Popen([*command, str(fifo)], stderr=subprocess.PIPE)
+    command = ["prepare", "--out", place / "out", "--workers", "2", "--source"]
+    process = start_lstlm([*command, fifo], tmp_path, two_cores)
     with fifo.open("wb") as pipe:  # held open: the run waits for more text
         pipe.write(big.read_bytes())
         pipe.flush()
-        wait_until(lambda: any(tmp_path.glob(".out.tmp-*/worker-1.*")), "no worker is at work", process)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.txt", "fifo"]
-    done = subprocess.run([*command, str(big), "--json"], capture_output=True, check=True)
-    assert json.loads(done.stdout)["splits"]["train"]["sentences"] > 190_000
-    Corpus.open(tmp_path / "out")
+        wait_until(lambda: any(place.glob(".out.tmp-*/worker-1.*")), "no worker is at work", process.is_alive)
+        os.kill(process.pid or 0, signal.SIGTERM)
+        process.join(PATIENCE_S)
+    assert process.exitcode == 143
+    assert not any(place.iterdir())
+    done = run_lstlm([*command, big, "--json"], tmp_path, two_cores)
+    assert json.loads(done.out)["splits"]["train"]["sentences"] > 190_000
+    Corpus.open(place / "out")
 
 
 @pytest.mark.skipif("LSTLM_TEST_DATA" not in os.environ, reason="LSTLM_TEST_DATA names a folder with real text")

@@ -3,12 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from tests.warm import close, run_lstlm
 
 Call = Callable[..., Any]
 
@@ -42,17 +45,14 @@ def test_a_device_that_cannot_compute_is_wrong_usage(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("command", [["nn", "{run}"], ["predict", "{run}"], ["prepare", "-", "--out", "{out}"],
+@pytest.mark.parametrize("command", [["nn", "{run}"], ["predict", "{run}"], ["prepare", "-", "--out", "{corpus}"],
                                      ["eval", "perplexity", "{run}", "--text", "-"]])  # fmt: skip
 def test_a_closed_standard_input_is_said(run_spherical: Path, tmp_path: Path, command: list[str]) -> None:
-    words = [word.format(run=run_spherical, out=tmp_path / "out") for word in command]
-    line = f"exec '{sys.executable}' -m lstlm {' '.join(words)} <&-"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert (
-        done.stderr == "lstlm: error: -: the standard input is closed; name a file, or give the text through a pipe\n"
-    )
-    assert not (tmp_path / "out").exists()
+    words = [word.format(run=run_spherical, corpus=tmp_path / "corpus") for word in command]
+    done = run_lstlm(words, tmp_path, partial(close, 0))
+    line = "lstlm: error: -: the standard input is closed; name a file, or give the text through a pipe\n"
+    assert done == (3, "", line)
+    assert not (tmp_path / "corpus").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as multiprocessing
 
 from lstlm.distributed import Ranks
 from tests.helpers import PATIENCE_S
+from tests.warm import warm
 
 
 def gloo_threads() -> list[str]:
@@ -39,17 +39,10 @@ def run_ranks(
     *arguments: Any,
     timeout_s: float = PATIENCE_S,
 ) -> list[Any]:
-    """Call work(ranks, *arguments), a function of a module, in `world` processes; return the results by rank.
-
-    They are forked from a server that has imported torch once, two seconds, and has no threads; this process may have.
-    """
+    """Call work(ranks, *arguments), a function of a module, in `world` processes; return the results by rank."""
     folder.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "lstlm.training.run.session"]
-    )
     started = [
-        context.Process(target=_one, args=(rank, world, folder, timeout_s, work, *arguments), daemon=True)
+        warm().Process(target=_one, args=(rank, world, folder, timeout_s, work, *arguments), daemon=True)
         for rank in range(world)
     ]
     for process in started:

@@ -65,7 +65,8 @@ CASES = [
     for m in (1, 4, d, 17)
     for K in (1, 3)
     for start in ("random", "zero")
-    if not (loss == "z" and start == "zero")  # with W = 0 every output is equal, and the Z-loss undefined
+    # where the weights begin is another question than the shapes; at W = 0 all outputs are equal, the Z-loss undefined
+    if start == "random" or ((m, K) in ((4, 1), (17, 3)) and loss != "z")
 ]
 
 

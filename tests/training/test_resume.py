@@ -3,20 +3,24 @@
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lstlm.sealed import seal
+from lstlm.selftest.bench import after_events
 from lstlm.training.loop.learner import Learner
 from lstlm.training.run.checkpoint import step_folders
-from tests.helpers import PATIENCE_S, wait_until
+from tests.helpers import PATIENCE_S
 from tests.training.harness import LOW_RANK, Cli, arguments, figures, fingerprint, make_corpus, status
+from tests.warm import run_lstlm
 
 KINDS = ["softmax", "sampled", "factored", "factored svd", "low rank"]
 
@@ -210,39 +214,9 @@ def test_a_folder_is_refused_without_leave(lstlm: Cli, tmp_path: Path) -> None:
     assert len(list(run.glob("events.out.tfevents.*"))) == 1
 
 
-ZYGOTE = """
-import os, random, signal, sys
-from pathlib import Path
-import torch._dynamo, lstlm.training.run.session, lstlm.cli.train
-from lstlm.cli import cli
-from lstlm.cli.outcome import run_and_report
-from lstlm.training.loop.learner import Learner
-from lstlm.training.run.files import HashingWriter
-run, kills, arguments = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-chance, killed = random.Random(5), []
-
-def count_down(owner, name):  # by what is done, not by the clock: every machine is killed at the same places
-    call = getattr(owner, name)
-    def counted(*args, **options):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **options)
-    setattr(owner, name, counted)
-
-for owner, name in [(Learner, "step"), (HashingWriter, "write"), (os, "fsync"), (os, "rename"), (os, "replace"),
-                    (os, "symlink"), (os, "mkdir"), (os, "unlink")]:
-    count_down(owner, name)
-for death in range(kills + 1):
-    left = chance.randint(1, 400) if death < kills else -1
-    pid = os.fork()
-    if pid == 0:
-        sys.stderr = open(run.with_suffix(".log"), "a", buffering=1)
-        os._exit(run_and_report(cli, arguments))
-    killed.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-print(*killed)
-"""
+def die(after: int) -> None:
+    """Let this process be killed by what it has done, not by the clock: every machine is killed at the same places."""
+    after_events(after, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 @pytest.mark.parametrize("more", [{}, LOW_RANK], ids=["softmax", "low rank"])
@@ -251,34 +225,36 @@ def test_kill_9_at_random_moments(lstlm: Cli, corpus: Path, tmp_path: Path, more
     settings = {"train__max_steps": 120, "train__checkpoint_every": 4, "train__eval_every": 20, **more}
     lstlm.ok(tmp_path / "whole", **settings)
     command = arguments(corpus, tmp_path / "killed", "--resume", "auto", **settings)
-    zygote = [sys.executable, "-c", ZYGOTE, str(tmp_path / "killed"), "8", *command]
-    result = subprocess.run(zygote, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert result.stdout.split()[-9:] == ["-9"] * 8 + ["0"], result.stdout + result.stderr
+    chance = random.Random(5)
+    ends = [run_lstlm(command, tmp_path, partial(die, chance.randint(1, 400))) for _ in range(8)]
+    ends.append(run_lstlm(command, tmp_path))
+    assert [end.code for end in ends] == [-9] * 8 + [0], ends[-1].err
     assert fingerprint(tmp_path / "killed", 120) == fingerprint(tmp_path / "whole", 120)
     assert figures(tmp_path / "killed", "eval/loss") == figures(tmp_path / "whole", "eval/loss")
     assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
-    started = {line for line in (tmp_path / "killed.log").read_text().splitlines() if "continuing from" in line}
+    started = {line for end in ends for line in end.err.splitlines() if "continuing from" in line}
     assert len(started) >= 4  # the kills did fall at different places of the run
 
 
-def test_sigterm_under_load(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
+def terminate_from_outside(step: int) -> None:
+    """Let another process send SIGTERM when this one has come so far, at whatever moment that then is."""
+    signalled, learn, me = False, Learner.step, os.getpid()
+
+    def then_tell(self: Learner, *some: Any, **more: Any) -> Any:
+        nonlocal signalled
+        if not signalled and self.examples.state()["batch"] >= step:
+            signalled = True
+            subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -TERM {me}"])
+        return learn(self, *some, **more)
+
+    Learner.step = then_tell  # type: ignore[method-assign]
+
+
+def test_sigterm_from_outside(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
     settings = {"train__max_steps": 10**9, "train__checkpoint_every": 10**9}
-    command = arguments(corpus, tmp_path / "run", **settings)
-
-    def under_way() -> bool:
-        return (tmp_path / "run" / "status.json").exists() and status(tmp_path / "run")["step"] >= 50
-
-    load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    process = subprocess.Popen([sys.executable, "-m", "lstlm", *command], stderr=subprocess.PIPE, text=True)
-    try:
-        wait_until(under_way, "no fifty steps", process)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=PATIENCE_S)
-    finally:
-        load.kill()
-        process.kill()
-    assert process.returncode == 143, err
-    assert "SIGTERM: finishing the step and saving" in err
+    done = run_lstlm(arguments(corpus, tmp_path / "run", **settings), tmp_path, partial(terminate_from_outside, 50))
+    assert done.code == 143, done.err
+    assert "SIGTERM: finishing the step and saving" in done.err
     step = status(tmp_path / "run")["step"]
     assert status(tmp_path / "run")["state"] == "interrupted"
     assert os.readlink(tmp_path / "run" / "checkpoints" / "last") == f"step-{step:08d}"
