@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,6 +44,19 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     assert opened.json("counters.json") == {"a": 1}
     assert os.readlink(tmp_path / "last") == folder.name
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", folder.name]
+
+
+@pytest.mark.parametrize("program", [b"Na.", b"N\x85R.", b"q\x01.", b"(u."])  # ask for what is not on the stack
+def test_a_pickle_that_makes_no_sense_is_one_line(tmp_path: Path, program: bytes) -> None:
+    path = tmp_path / "network.pt"
+    torch.save({"V": torch.ones(3)}, path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, b"\x80\x02" + program if name.endswith("data.pkl") else data)
+    with pytest.raises(CheckpointError, match=r"network.pt: refused, not a plain file of tensors \([^\n]*\)$"):
+        Checkpoint(tmp_path, {"step": 1}).tensors("network.pt")
 
 
 def test_a_flipped_byte_anywhere_is_found(tmp_path: Path) -> None:
