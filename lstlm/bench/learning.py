@@ -219,7 +219,8 @@ def _paced(plan: Plan, config: Config, corpus: Corpus, scores: WordScores, folde
 def _costs(plan: Plan, config: Config, corpus: Corpus, scores: WordScores) -> tuple[float, float]:
     """Return what a step takes in milliseconds, and an evaluation in seconds."""
     step_ms = dry_run(config, corpus, torch.device("cpu"), plan.now).step_ms
-    network = Network(config, corpus.vocabulary.counts, generator=torch.Generator().manual_seed(1))
+    counts = corpus.vocabulary.shown_counts(config.data.unknown)
+    network = Network(config, counts, generator=torch.Generator().manual_seed(1))
     began = plan.now()
     Validator(config, corpus, scores)(network)
     return step_ms, plan.now() - began

@@ -43,6 +43,13 @@ def _window_is_even(config: Config) -> str | None:
     return None
 
 
+def _unknown_words_are_shown(config: Config) -> str | None:
+    data = config.data
+    if data.unknown and data.context_kind not in ("previous", "window"):
+        return f"{data.unknown} must be 0 for context_kind {data.context_kind}"
+    return None
+
+
 def _decay_shrinks(config: Config) -> str | None:
     decay, lr = config.output.weight_decay, config.optim.output_lr
     if lr is not None and decay * lr >= 1:
@@ -89,6 +96,7 @@ RULES = (
     Rule(("optim.warmup_steps", "train.max_steps"), _warmup_ends),
     Rule(("output.stabilise_range",), _range_is_ordered),
     Rule(("data.context", "data.context_kind"), _window_is_even),
+    Rule(("data.unknown", "data.context_kind"), _unknown_words_are_shown),
     Rule(("output.weight_decay", "optim.output_lr"), _decay_shrinks),
     Rule(("data.context_kind", "model.hidden", "output.loss", "output.kind"), _rows_are_refitted),
     Rule(("optim.output", "output.kind"), _rows_have_rates),

@@ -30,6 +30,13 @@ class DataConfig:
         "words around it; cooccurrence: one word predicts its row of association scores",
     )
     subsample: float = option(0.0, "threshold for dropping frequent words; 0 keeps all", at_least=0, below=1)
+    unknown: float = option(
+        0.0,
+        "share of the words that occur once which an epoch shows as <unk>, so that a model of all words learns how "
+        "likely an unknown one is",
+        at_least=0,
+        at_most=1,
+    )
     weighting: Literal["ppmi", "sqrt", "log"] = option(
         "ppmi", "cooccurrence: score of a pair: positive pointwise mutual information, or the counts' root or logarithm"
     )

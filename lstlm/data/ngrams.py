@@ -14,7 +14,7 @@ import numpy as np
 
 from lstlm.data.corpus import Split, drop_pages
 from lstlm.data.vocabulary import Vocabulary
-from lstlm.data.windows import I64, Batch, Subsampler, Windows, keep_probabilities
+from lstlm.data.windows import I64, Batch, Subsampler, Windows, keep_probabilities, shown_words
 from lstlm.errors import CheckpointError, ConfigError, DataError
 
 BLOCK = 1024
@@ -62,6 +62,7 @@ class Examples:
         batch_size: int,
         seed: int,
         subsample: float = 0.0,
+        unknown: float = 0.0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -77,7 +78,7 @@ class Examples:
         self._pending: I64
         self._split, self._counts = split, vocabulary.counts
         self._batch_size, self._seed, self._subsample = batch_size, seed, subsample
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._unknown = rank, world, unknown
         self.num_examples = self._count_examples()
         if self.num_examples < world:
             raise DataError(f"{split.name}: {self.num_examples} examples for {world} ranks; prepare a larger corpus")
@@ -126,6 +127,7 @@ class Examples:
         self._epoch = epoch
         self._order = EpochOrder(self._split.tokens, self._seed, epoch)
         self._sampler = Subsampler(self._counts, self._subsample, self._seed, epoch) if self._subsample else None
+        self._shown = shown_words(self._counts, self._unknown, self._seed, epoch) if self._unknown else None
         self._batch = self._buffer = self._offset = self._next_buffer = 0
         self._pending = np.zeros(0, dtype=np.int64)  # positions in training order that no batch has taken yet
         self._sizes: list[int] = []  # examples of the buffers from self._buffer on, as far as loaded
@@ -168,6 +170,8 @@ class Examples:
         mine = np.concatenate([self._pending[low:high] for low, high in bounds])
         self._pending = self._pending[starts[-1] :]
         built = self._windows.build(mine, self._sampler)
+        if self._shown is not None:
+            built = built.shown_as(self._shown)
         edges = np.cumsum([0, *(high - low for low, high in bounds)]).tolist()
         self._ready = [(size, built.rows(edges[i], edges[i + 1])) for i, size in enumerate(sizes)][::-1]
 

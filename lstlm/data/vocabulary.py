@@ -50,6 +50,12 @@ class Vocabulary:
     def __hash__(self) -> int:
         return hash(self.hash)
 
+    def shown_counts(self, unknown: float) -> NDArray[np.int64]:
+        """Return the counts (D,) where a share `unknown` of the words that occur once is shown as `<unk>` too."""
+        counts = self.counts.copy()
+        counts[UNK_ID] += round(unknown * np.count_nonzero(counts == 1))
+        return counts
+
     @cached_property
     def index(self) -> dict[str, int]:
         """The id of each word."""

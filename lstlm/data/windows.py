@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.corpus import Split
-from lstlm.data.vocabulary import BOS_ID, EOS_ID
+from lstlm.data.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from lstlm.errors import ConfigError
 
 KINDS = ("previous", "window", "bag")
@@ -27,6 +27,10 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.context)
+
+    def shown_as(self, shown: I64) -> Batch:
+        """Return the examples with every word i replaced by shown[i]."""
+        return Batch(shown[self.context], shown[self.target_ids], self.target_values)
 
     def rows(self, start: int, stop: int) -> Batch:
         """Return the examples start … stop−1 as views."""
@@ -59,6 +63,17 @@ def keep_probabilities(counts: I64, subsample: float) -> NDArray[np.float64]:
     ratio = subsample * counts.sum() / np.maximum(counts, 1)
     kept: NDArray[np.float64] = np.minimum(1.0, np.sqrt(ratio) + ratio)
     return kept
+
+
+def shown_words(counts: I64, unknown: float, seed: int, epoch: int) -> I64:
+    """Return what each word (D,) is shown as in an epoch: itself, or `<unk>` for a share of those that occur once.
+
+    By Good and Turing a text meets new words as often as it holds words seen once: they teach what an unknown word is.
+    """
+    shown = np.arange(len(counts))
+    rare = np.flatnonzero(counts == 1)
+    shown[rare[np.random.default_rng((seed, epoch, 3)).random(len(rare)) < unknown]] = UNK_ID
+    return shown
 
 
 class Subsampler:

@@ -104,6 +104,7 @@ def test_an_object_tag_is_refused_and_nothing_is_constructed() -> None:
             "data: {context_kind: window, context: 3}",
             "f.yaml: data.context: 3 must be even for context_kind window.*",
         ),
+        ("data: {context_kind: bag, unknown: 0.5}", "f.yaml: data.unknown: 0.5 must be 0 for context_kind bag"),
         ("data: {context_kind: bag, context: 5}", "f.yaml: data.context: 5 must be even for context_kind bag: .*"),
         (
             "output: {weight_decay: 2}\noptim: {output_lr: 1}",

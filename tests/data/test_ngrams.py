@@ -88,14 +88,15 @@ def test_the_union_of_the_ranks_is_the_epoch_once_each(
 
 
 @settings(max_examples=40)
-@given(cases, st.integers(0, 40), st.sampled_from([0.0, 0.05]))
+@given(cases, st.integers(0, 40), st.sampled_from([0.0, 0.05]), st.sampled_from([0.0, 0.5]))
 def test_resume_at_any_position_continues_the_same_sequence(
-    case: tuple[int, int, int, str, tuple[int, int]], steps: int, subsample: float
+    case: tuple[int, int, int, str, tuple[int, int]], steps: int, subsample: float, unknown: float
 ) -> None:
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(max(words, 40))
     with small_buffers(block, blocks):
         settings_ = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 3, "subsample": subsample}
+        settings_ |= {"unknown": unknown}
         first = Examples(split, vocabulary, **settings_, rank=world - 1, world=world)
         for _ in range(steps):
             next(first)
@@ -167,6 +168,24 @@ def test_subsampling_is_alike_on_every_rank_and_drops_frequent_targets() -> None
     kept = Counter(row[1] for row in whole.elements())
     assert kept["3"] / 2000 < kept["4"] / 500 < 1
     assert whole.total() == pytest.approx(ranks[0].num_examples, rel=0.15)
+
+
+def test_a_share_of_the_words_seen_once_is_shown_as_unknown_wherever_they_stand() -> None:
+    ids = np.stack([np.full(1000, 3), np.arange(4, 1004), np.full(1000, 2)], 1).astype(np.uint32)
+    split = Split.from_ids("train", ids.ravel())
+    counts = [0, 0, 1000, 1000] + [1] * 1000
+    vocabulary = Vocabulary(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(1001))], counts)
+    examples = Examples(split, vocabulary, context=1, batch_size=100, seed=1, unknown=0.4)
+    hidden = []
+    for epoch in range(2):
+        batches = [next(examples) for _ in range(30)]
+        context, targets = (np.concatenate([getattr(b, name) for b in batches]) for name in ("context", "target_ids"))
+        assert np.count_nonzero(targets == 0) == pytest.approx(400, abs=60)
+        assert set(targets[context[:, 0] == 3]) == set(context[targets == 2, 0])  # as a target and before </s> alike
+        assert Counter(targets)[3] == Counter(targets)[2] == 1000
+        hidden.append(set(range(4, 1004)) - set(targets.tolist()))
+        assert examples.epoch == epoch + 1
+    assert hidden[0] != hidden[1]
 
 
 def test_evaluation_follows_the_corpus_and_stops_at_the_limit() -> None:

@@ -84,3 +84,9 @@ def test_specials_and_counts_are_required() -> None:
         Vocabulary(["a"], [1])
     with pytest.raises(DataError, match="one count a word"):
         Vocabulary([*SPECIALS, "a"], [1])
+
+
+def test_words_shown_as_unknown_count_as_unknown_ones() -> None:
+    found = Vocabulary([*SPECIALS, *"abcdef"], [2, 0, 9, 8, 1, 1, 1, 1, 1])
+    assert found.shown_counts(0.4).tolist() == [4, 0, 9, 8, 1, 1, 1, 1, 1]
+    assert found.shown_counts(0.0).tolist() == found.counts.tolist() == [2, 0, 9, 8, 1, 1, 1, 1, 1]

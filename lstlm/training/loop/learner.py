@@ -61,7 +61,7 @@ class Learner:
         self.device = device
         torch.manual_seed(config.train.seed)
         self.generator = torch.Generator(device=device).manual_seed(config.train.seed)
-        counts = corpus.vocabulary.counts
+        counts = corpus.vocabulary.shown_counts(config.data.unknown)
         self.network = Network(config, counts, device=device, generator=self.generator, ranks=ranks)
         self.optimisers = Optimisers(self.network, config.optim)
         self.examples: Stream = examples or open_examples(config, corpus, self.rank, self.world)
@@ -165,6 +165,7 @@ def open_examples(config: Config, corpus: Corpus, rank: int = 0, world: int = 1)
         batch_size=train.batch_size,
         seed=train.seed,
         subsample=data.subsample,
+        unknown=data.unknown,
         rank=rank,
         world=world,
     )

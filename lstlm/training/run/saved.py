@@ -89,7 +89,7 @@ def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedR
     place = torch.device(device)
     generator = torch.Generator(device=place).manual_seed(config.train.seed)
     with understood(checkpoint):
-        network = Network(config, vocabulary.counts, device=place, generator=generator)
+        network = Network(config, vocabulary.shown_counts(config.data.unknown), device=place, generator=generator)
         load_network(network, checkpoint)
     network.eval()
     origin = read_origin(folder)
