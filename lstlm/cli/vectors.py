@@ -111,11 +111,15 @@ def _form(target: Path, force: bool) -> str:
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where corpus and run go, and what the corpus is made from: None for what cannot be seen twice (a pipe)."""
+    """Where corpus and run go, and what the corpus is made from: None for what cannot be seen twice (a pipe).
+
+    `ours`: whatever is found in the place of the corpus may be replaced.
+    """
 
     corpus: Path
     run: Path
     origin: dict[str, Any] | None
+    ours: bool
 
 
 @contextmanager
@@ -123,13 +127,18 @@ def _workplace(source: "TextSource", keep: Path | None, given: dict[str, Any]) -
     """Yield --keep, else a cache folder named after the text; the run, and what came through a pipe, then vanish."""
     origin = _origin(source, given)
     if keep is not None:
-        yield Workplace(keep / "corpus", keep / "run", origin)
+        yield Workplace(keep / "corpus", keep / "run", origin, ours=given["force"])
         return
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lstlm" / "vectors"
-    caches.mkdir(parents=True, exist_ok=True)
+    try:
+        caches.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "name a folder with --keep, or a place for such folders in XDG_CACHE_HOME"
+        raise ConfigError(f"{caches}: cannot be made ({error.strerror}); {remedy}") from None
     with tempfile.TemporaryDirectory(dir=caches, prefix="tmp-") as temporary:
         name = None if origin is None else hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
-        yield Workplace(Path(temporary, "corpus") if name is None else caches / name, Path(temporary, "run"), origin)
+        corpus = Path(temporary, "corpus") if name is None else caches / name
+        yield Workplace(corpus, Path(temporary, "run"), origin, ours=True)
 
 
 def _origin(source: "TextSource", given: dict[str, Any]) -> dict[str, Any] | None:
@@ -152,8 +161,14 @@ def _corpus(source: "TextSource", place: Workplace, given: dict[str, Any]) -> "C
 
     note = place.corpus.with_name(f"{place.corpus.name}-{_ORIGIN}")
     if place.origin is not None and note.is_file() and note.read_text(encoding="utf-8") == json.dumps(place.origin):
-        common.say(f"the corpus is there already: {place.corpus}")
-        return Corpus.open(place.corpus)
+        try:
+            corpus = Corpus.open(place.corpus)
+            common.say(f"the corpus is there already: {place.corpus}")
+            return corpus
+        except DataError as error:
+            if not place.ours:
+                raise
+            common.say(f"{error}; prepared anew")
     options = PrepareOptions(
         min_count=given["min_count"],
         workers=usable_cores(),
@@ -161,7 +176,7 @@ def _corpus(source: "TextSource", place: Workplace, given: dict[str, Any]) -> "C
         text=TextOptions(lowercase=not given["cased"], tokenise=given["tokenise"]),
     )
     with Bars(PHASES) as bars:
-        prepare(source, place.corpus, options, force=given["force"], progress=bars)
+        prepare(source, place.corpus, options, force=place.ours, progress=bars)
     note.write_text(json.dumps(place.origin), encoding="utf-8")
     corpus = Corpus.open(place.corpus, verify=False)
     common.say(

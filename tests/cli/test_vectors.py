@@ -68,6 +68,32 @@ def test_the_corpus_is_kept_and_used_again_until_the_text_changes(lstlm: Call, t
     assert "is there already" not in other.err and len(list(cache.glob("*/manifest.json"))) == 2
 
 
+def test_a_cache_that_was_left_half_made_or_damaged_is_made_anew(lstlm: Call, text: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "lstlm" / "vectors"
+    assert lstlm("vectors", text, "--out", "1.vec", "--threads", 1).code == 0
+    (note,) = cache.glob("*.json")
+    said = note.read_text()
+    note.unlink()  # killed between the corpus and its note
+    killed = lstlm("vectors", text, "--out", "2.vec", "--threads", 1)
+    assert killed.code == 0, killed.err
+    assert note.read_text() == said
+    (ids,) = cache.glob("*/vocab.tsv")
+    ids.write_bytes(ids.read_bytes()[:-5])
+    damaged = lstlm("vectors", text, "--out", "3.vec", "--threads", 1)
+    assert damaged.code == 0 and "vocab.tsv" in damaged.err and "prepared anew" in damaged.err
+    assert Path("1.vec").read_bytes() == Path("2.vec").read_bytes() == Path("3.vec").read_bytes()
+
+
+def test_a_home_that_cannot_be_written_is_one_line_with_the_remedy(
+    lstlm: Call, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(text))  # a file
+    done = lstlm("vectors", text, "--out", "1.vec", "--threads", 1)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"{text}/lstlm/vectors: cannot be made" in done.err and "name a folder with --keep" in done.err
+    assert lstlm("vectors", text, "--out", "1.vec", "--threads", 1, "--keep", "kept").code == 0
+
+
 def test_keep_holds_corpus_and_run(lstlm: Call, text: Path, tmp_path: Path) -> None:
     assert lstlm("vectors", text, "--out", "1.vec", "--keep", "kept", "--threads", 1).code == 0
     run = library.load("kept/run")
