@@ -87,8 +87,18 @@ class OutputLayer(nn.Module):
             raise ConfigError(f"h is a {type(h).__name__}; expected a tensor")
         return h.dim() > 2 or h.dtype in (torch.bfloat16, torch.float16) or (h.dim() == 2 and len(h) == 0)
 
-    def _by_rows(self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None) -> Tensor:
-        """Return losses (…) of h (…,hidden), ids and values (…) or (…,K), weight (…), computed in the layer's dtype."""
+    def _by_rows(
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None,
+        weight: Tensor | None,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
+        """Return losses (…) of h (…,hidden), ids and values (…) or (…,K), weight (…), computed in the layer's dtype.
+
+        With offsets, ids and values are (n,) all the same.
+        """
         shape = h.shape[:-1]
 
         def rows(x: Tensor | None) -> Tensor | None:
@@ -97,21 +107,35 @@ class OutputLayer(nn.Module):
         if shape.numel() == 0:
             return h.sum(-1).to(self.dtype)  # no losses, but part of the graph
         matrix = h.reshape(shape.numel(), h.shape[-1]).to(self.dtype)
+        if offsets is not None:
+            ragged: Tensor = self(matrix, target_ids, target_values, rows(weight), offsets)
+            return ragged.view(shape)
         losses: Tensor = self(matrix, rows(target_ids), rows(target_values), rows(weight))
         return losses.view(shape)
 
     # ---- learning ------------------------------------------------------------------------------------------------
     def forward(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Return losses (m,).  h (m,hidden); target_ids, target_values (m,) or (m,K); weight (m,).
 
-        Also h (B,T,hidden) with target_ids (B,T), for losses (B,T).
+        Also h (B,T,hidden) with target_ids (B,T), for losses (B,T). With offsets (m,) or (m+1,), target_ids and
+        target_values are (n,), and example i has those from offsets[i] on; a kind that cannot do so raises ConfigError.
         """
         raise NotImplementedError
 
     def value_and_grad(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss, weight (m,), the mean where None.
 
@@ -119,7 +143,7 @@ class OutputLayer(nn.Module):
         """
         with torch.enable_grad():
             leaf = h.detach().requires_grad_()
-            losses: Tensor = self(leaf, target_ids, target_values)
+            losses: Tensor = self(leaf, target_ids, target_values, offsets=offsets)
         upstream = torch.full_like(losses, 1 / len(losses)) if weight is None else weight.to(losses)
         (gradient,) = torch.autograd.grad(losses, leaf, upstream)
         return losses.detach(), gradient

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import join_rows
+from lstlm.kernels.targets import Targets
 from lstlm.spherical.steps.common import with_bias
 from lstlm.spherical.steps.dense import Dense, DenseState
 
@@ -26,8 +27,8 @@ class ShardedDenseState(DenseState):
     def D(self) -> int:
         return self.vocab
 
-    def begin(self, h: Tensor, ids: Tensor) -> DenseHere:
-        return DenseHere(self, h, ids)
+    def begin(self, h: Tensor, targets: Targets) -> DenseHere:
+        return DenseHere(self, h, targets)
 
     def p_of(self, p: Tensor, ids: Tensor | slice) -> Tensor:
         return p[self.ranks.rank :: self.ranks.world][ids] if isinstance(ids, slice) else p[ids]
@@ -54,13 +55,13 @@ class DenseHere(Dense):
         state, ranks = self.state, self.state.ranks
         self.H = with_bias(self.h, state.d)
         O = self.O = self.H @ state.W.T  # noqa: E741  (the paper's letter)
-        self.here = self.ids % ranks.world == ranks.rank
-        self.example, self.place = self.here.nonzero()[:, 0], self.ids[self.here] // ranks.world
-        figures = self.H.new_zeros(len(self.H), 2 + self.ids.shape[1])
-        figures[:, 0] = torch.linalg.vecdot(O, O)
-        figures[:, 1] = O.sum(1) if state.p is None else O @ state.p_of(state.p, slice(None))
-        figures[:, 2:][self.here] = O[self.example, self.place]
-        self.outputs = ranks.total_(figures).T.to(torch.float64).contiguous()
+        ids = self.targets.ids
+        self.here = ids % ranks.world == ranks.rank
+        self.example, self.place = self.targets.example[self.here], ids[self.here] // ranks.world
+        s = O.sum(1) if state.p is None else O @ state.p_of(state.p, slice(None))
+        figures = torch.cat([torch.linalg.vecdot(O, O), s, O.new_zeros(len(ids))])
+        figures[2 * len(O) :][self.here] = O[self.example, self.place]
+        self.outputs = ranks.total_(figures).to(torch.float64)
 
     def backward(self, partials: Tensor) -> Tensor:
         """Return this rank's rows of ∇H = ∇O W, summed over the ranks, with ∇O = 2 dq ∘ O + ds ⊗ p + Y."""

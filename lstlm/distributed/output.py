@@ -16,6 +16,7 @@ from lstlm.distributed.shards import check_enough_words
 from lstlm.distributed.state import ShardedState
 from lstlm.distributed.steps import SquareHere, begin, few
 from lstlm.errors import ConfigError
+from lstlm.kernels.targets import Targets
 from lstlm.output_layer import OutputLayer
 from lstlm.outputs import spherical
 from lstlm.outputs.making import frequencies_of, making_of
@@ -40,10 +41,13 @@ class OverRanks(SphericalHead):
         self.ranks, self._kept = ranks, (ranks.rank, ranks.world)  # before super().__init__, which asks for them
         super().__init__(hidden, vocab, *args, **settings)
 
-    def _gather(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gather(self, h: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         self.examples = 0
+        if not targets.each:
+            raise ConfigError("a layer that is spread over ranks takes targets (m,) or (m,K), without offsets")
         if not self.training:
-            return h, ids, values
+            return h, targets
+        ids, values = targets.ids.view(len(h), -1), targets.values.view(len(h), -1)
         sizes, widths = zip(*self.ranks.numbers([len(h), ids.shape[1]]), strict=True)
         even_parts(sizes, "the output layer")
         self.examples = sum(sizes)
@@ -57,7 +61,8 @@ class OverRanks(SphericalHead):
         rows = [part.contiguous().view(unit) for part in parts]
         found = torch.split(self.ranks.gather(torch.cat(rows, 1), sizes), [row.shape[1] for row in rows], dim=1)
         ids, values, *whole = (got.contiguous().view(part.dtype) for got, part in zip(found, parts, strict=True))
-        return whole[0] if whole else h.contiguous(), ids, values
+        gathered = Targets(ids.view(-1), values.view(-1), self.examples, impl=self.impl)
+        return whole[0] if whole else h.contiguous(), gathered
 
     def _needs_all(self, m: int) -> bool:
         """Say whether every rank needs h of all m examples."""
@@ -101,8 +106,8 @@ class ShardedOutput(OverRanks, SphericalOutput):
     def _needs_all(self, m: int) -> bool:
         return few(self.state, m)
 
-    def _new_step(self, h: Tensor, ids: Tensor) -> Step:
-        return begin(self.state, h, ids)
+    def _new_step(self, h: Tensor, targets: Targets) -> Step:
+        return begin(self.state, h, targets)
 
     def _pending_step(self) -> Step:
         if len(self._pending) > 1:  # merged, the examples of a rank are no longer its even part

@@ -71,12 +71,11 @@ class ShardedState(FactoredState):
     def bring_forward(self, ids: Tensor) -> None:
         """Do nothing: which rows of this rank the others' minibatches touch is not known here."""
 
-    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, weights: Tensor, times: float) -> None:
+    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, times: float) -> None:
         if not self.history.empty:
-            self.write(ids.reshape(-1), rows)
+            self.write(ids, rows)
         here = self.owned(ids)
-        # index_add_, not V[ids] += …: a word that is the target twice must count twice
-        self.V.index_add_(0, ids[here] // self.ranks.world, (times * weights[..., None] * change[:, None])[here])
+        self.V.index_add_(0, ids[here] // self.ranks.world, change[here], alpha=times)
 
     def materialise(self) -> Tensor:
         """Return W (D,d) on every rank. O(Dd²/world), and all of W over the wire."""

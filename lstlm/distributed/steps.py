@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.state import ShardedState
+from lstlm.kernels.targets import Targets
 from lstlm.spherical.steps import LOW_RANK_UP_TO, LowRank, Square
 from lstlm.spherical.steps.common import with_bias
 
@@ -33,32 +34,33 @@ class LowRankHere(LowRank):
 class SquareHere(Square):
     """The form for many examples: this rank's examples and rows, and sums over the ranks.
 
-    h has the rows of this rank's part of the minibatch, ids (m,K) those of all of it.
+    h has the rows of this rank's part of the minibatch, the targets, K each, are those of all of it.
     """
 
     state: ShardedState
 
     def read(self) -> None:
         """Compute the outputs of all m examples, on every rank."""
-        state, d, (m, K) = self.state, self.state.d, self.ids.shape
+        state, d, m, ids = self.state, self.state.d, self.targets.m, self.targets.ids
         self.H, self.table = with_bias(self.h, d), state.table
         self.part = state.ranks.part(m)
         products = self.H @ self.table[state.at.gram, :d].T  # HQ | Hω | Hw̄, of this rank's examples
         self.HQ = products[:, :d]
-        owner = self.ids % state.ranks.world
-        self.routes = Routes(owner, state.ranks)
+        owner = ids % state.ranks.world
+        self.routes = Routes(owner.view(m, -1), state.ranks)
         self.H_here = self.routes.to_owners(self.H)
         self.owned = owner == state.ranks.rank
-        self.words, self.place = torch.unique(self.ids[self.owned], return_inverse=True)
+        self.words, self.place = torch.unique(ids[self.owned], return_inverse=True)
         self.V_u = state.read_here(self.words)
         self.p_u = self.V_u.new_ones(len(self.words)) if state.p is None else state.p[self.words]
         self.W_u = (self.V_u @ state.U).addr_(self.p_u, state.omega)
         self.W_pairs = self.W_u.index_select(0, self.place)  # of each pair (example, target) whose row is here
-        figures = self.H.new_zeros(m, 2 + K)
-        figures[self.part, 0] = torch.linalg.vecdot(self.H, self.HQ)
-        figures[self.part, 1] = products[:, state.at.w_bar]
-        figures[:, 2:][self.owned] = torch.linalg.vecdot(self.W_pairs, self._pairs(self.H_here))
-        self.outputs = state.total(figures).T.to(torch.float64).contiguous()
+        figures = self.H.new_zeros(2 * m + len(ids))
+        q, s, o = torch.split(figures, [m, m, len(ids)])
+        q[self.part] = torch.linalg.vecdot(self.H, self.HQ)
+        s[self.part] = products[:, state.at.w_bar]
+        o[self.owned] = torch.linalg.vecdot(self.W_pairs, self._pairs(self.H_here))
+        self.outputs = state.total(figures).to(torch.float64)
 
     def _pairs(self, rows: Tensor) -> Tensor:
         """Return for each pair whose row is here that of its example, given one for each example that came here."""
@@ -66,7 +68,8 @@ class SquareHere(Square):
 
     def _arrival(self) -> Tensor:
         """Return for each pair whose row is here the place of its example among those that came here."""
-        return (self.owned.any(1).cumsum(0) - 1)[self.owned.nonzero()[:, 0]]
+        came = self.owned.view(self.targets.m, -1).any(1)
+        return (came.cumsum(0) - 1)[self.targets.example[self.owned]]
 
     def backward(self, partials: Tensor) -> Tensor:
         """Return this rank's rows of ∇H = 2 dq ∘ HQ + YW + ds ⊗ w̄."""
@@ -98,12 +101,12 @@ class SquareHere(Square):
 
     def gather_h(self) -> None:
         """Make h that of all examples. Collective; sends O(md)."""
-        if len(self.h) < len(self.ids):
-            self.h = self.state.ranks.gather(self.h, self.state.ranks.parts(len(self.ids)))
+        if len(self.h) < self.targets.m:
+            self.h = self.state.ranks.gather(self.h, self.state.ranks.parts(self.targets.m))
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F. Collective; sends O(md)."""
-        parts = self.state.ranks.parts(len(self.ids))
+        parts = self.state.ranks.parts(self.targets.m)
         H, grad_H, HQ = (self.state.ranks.gather(rows, parts) for rows in (self.H, self.grad_H, self.HQ))
         return self.norm_of_gradient(torch.addcmul(grad_H, HQ, self.dq[:, None], value=-1).T, H.T)
 
@@ -140,8 +143,9 @@ def few(state: ShardedState, m: int) -> bool:
     return m <= LOW_RANK_UP_TO * state.d or m < state.ranks.world
 
 
-def begin(state: ShardedState, h: Tensor, ids: Tensor) -> LowRankHere | SquareHere:
-    """Choose the cheaper form for target ids (m,K) and h, of all m examples; or of this rank's, where m is not few."""
-    if few(state, len(ids)):
-        return LowRankHere(state, h, ids)
-    return SquareHere(state, h[state.ranks.part(len(ids))] if len(h) == len(ids) else h, ids)
+def begin(state: ShardedState, h: Tensor, targets: Targets) -> LowRankHere | SquareHere:
+    """Choose the cheaper form for targets and h, of all m examples; or of this rank's, where m is not few."""
+    m = targets.m
+    if few(state, m):
+        return LowRankHere(state, h, targets)
+    return SquareHere(state, h[state.ranks.part(m)] if len(h) == m else h, targets)

@@ -38,6 +38,11 @@ def native_for(impl: Impl, x: Tensor) -> Any:
     return None
 
 
+def native_for_ids(impl: Impl, ids: Tensor) -> Any:
+    """Return the compiled functions, if ids are where they can be read and `impl` agrees; else None."""
+    return native if impl != "torch" and ids.is_cpu and type(ids) is Tensor else None
+
+
 def describe() -> dict[str, Any]:
     """Say which form is at work on the CPU, and why not the other: for `lstlm env`."""
     vectors = None if native is None else {4: "512 bits", 3: "256 bits"}.get(native.level(), "128 bits")

@@ -11,6 +11,7 @@ class Layout:
         table       Q   ω    w̄    U⁻ᵀ    U     recent: changes of Q, ω, w̄
         products  X HQ  Hω   Hw̄   HU⁻¹   HUᵀ   steps: what, times H, is subtracted from `recent`
 
+    From `backward` to `update` the last row of the steps, that of w̄, holds Yp.
     One product with H reads all that a step reads, `read`; one adds to all that it changes but U⁻ᵀ, `U_and_recent`.
     """
 

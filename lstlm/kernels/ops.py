@@ -14,6 +14,7 @@ from torch import Tensor, get_num_threads
 
 from lstlm.kernels import choice, reference
 from lstlm.kernels.choice import Impl, native_for
+from lstlm.kernels.targets import Targets
 
 ACTIVATIONS = ("identity", "tanh", "relu")
 ADAGRAD_EPSILON = 1e-10
@@ -83,15 +84,13 @@ def write_rows(table: Tensor, ids: Tensor, values: Tensor, *, impl: Impl = "auto
         code.write_rows(table, _listed(ids), values.contiguous())
 
 
-def add_rows(
-    table: Tensor, change: RowValues, times: float = 1.0, weights: Tensor | None = None, *, impl: Impl = "auto"
-) -> None:
-    """Add `times` what belongs to each row to it, times weights (n,); what belongs to a repeated id adds up."""
+def add_rows(table: Tensor, change: RowValues, times: float = 1.0, *, impl: Impl = "auto") -> None:
+    """Add `times` what belongs to each row to it; what belongs to a repeated id adds up."""
     ids, values, each, scale = change
     if (code := _for_rows(impl, table)) is None or values.dtype != table.dtype:
-        reference.add_rows(table, ids, values, each, times * scale, weights)
+        reference.add_rows(table, ids, values, each, times * scale)
     else:
-        code.add_rows(table, _listed(ids), _rows(values), each, times * scale, weights)
+        code.add_rows(table, _listed(ids), _rows(values), each, times * scale)
 
 
 def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float, *, impl: Impl = "auto") -> None:
@@ -110,6 +109,35 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float,
         values.new_empty(2, table.shape[1]),
     )
     code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, links, sums)
+
+
+# ---- bags of rows ----------------------------------------------------------------------------------------------------
+def dot_bags(rows: Tensor, targets: Targets, X: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Return for every pair its row times its example, rows[place]·X[example] (n,) in float64; rows (u,d), X (m,d)."""
+    if (code := native_for(impl, rows)) is None:
+        return reference.dot_bags(rows, targets, X)
+    out = rows.new_empty(len(targets.ids), dtype=torch.float64)
+    code.dot_bags(rows, targets.place, targets.offsets, X, out)
+    return out
+
+
+def sum_bags(rows: Tensor, targets: Targets, weights: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Return (m,d): for each example the sum of weights · rows[place] over its pairs; rows (u,d), weights (n,)."""
+    if (code := native_for(impl, rows)) is None:
+        return reference.sum_bags(rows, targets, weights)
+    out = aligned(rows, targets.m, rows.shape[1])
+    code.sum_bags(rows, targets.place, targets.offsets, weights, out)
+    return out
+
+
+def add_bags(
+    rows: Tensor, targets: Targets, X: Tensor, weights: Tensor, times: float = 1.0, *, impl: Impl = "auto"
+) -> None:
+    """rows[place] += times · weights ∘ X[example], pair by pair; rows (u,d), X (m,d), weights (n,)."""
+    if (code := native_for(impl, rows)) is None:
+        reference.add_bags(rows, targets, X, weights, times)
+    else:
+        code.add_bags(rows, targets.place, targets.offsets, X, weights, times)
 
 
 def _for_rows(impl: Impl, table: Tensor) -> Any:

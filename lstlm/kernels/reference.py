@@ -6,11 +6,15 @@ Nothing here reads a number on the host, unless it is on the CPU, where that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lstlm.kernels.layout import Layout
+
+if TYPE_CHECKING:
+    from lstlm.kernels.targets import Targets
 
 
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,10 +43,9 @@ def read_rows(table: Tensor, ids: Tensor, each: int, scale: float) -> Tensor:
     return rows if each == 1 and scale == 1 else rows.view(-1, each, table.shape[1]).sum(1).mul_(scale)
 
 
-def add_rows(table: Tensor, ids: Tensor, values: Tensor, each: int, scale: float, weights: Tensor | None) -> None:
-    change = spread(values, each)
+def add_rows(table: Tensor, ids: Tensor, values: Tensor, each: int, scale: float) -> None:
     # index_add_, not table[ids] += …: a word that is the target twice must count twice
-    table.index_add_(0, ids, change if weights is None else change * weights[:, None], alpha=scale)
+    table.index_add_(0, ids, spread(values, each), alpha=scale)
 
 
 def adagrad_rows(
@@ -55,6 +58,24 @@ def adagrad_rows(
     # index_add_, not index_copy_: what fills up the words on a device adds 0 to the first of them
     squares.index_add_(0, words, more)
     table.index_add_(0, words, summed.div_(grown.sqrt_().add_(epsilon)[:, None]).to(table.dtype), alpha=-lr)
+
+
+# ---- bags of rows ----------------------------------------------------------------------------------------------------
+def dot_bags(rows: Tensor, targets: Targets, X: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vecdot(rows.index_select(0, targets.place), targets.spread(X))
+    return found.double()
+
+
+def sum_bags(rows: Tensor, targets: Targets, weights: Tensor) -> Tensor:
+    weighted = rows.index_select(0, targets.place).mul_(weights[:, None])
+    if targets.each == 1:
+        return weighted
+    return rows.new_zeros(targets.m, rows.shape[1]).index_add_(0, targets.example, weighted)
+
+
+def add_bags(rows: Tensor, targets: Targets, X: Tensor, weights: Tensor, times: float) -> None:
+    # index_add_, not rows[place] += …: a word that is the target twice must count twice
+    rows.index_add_(0, targets.place, targets.spread(X) * weights[:, None], alpha=times)
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
@@ -99,63 +120,48 @@ def adagrad(
 
 
 # ---- the low-rank step -----------------------------------------------------------------------------------------------
-def low_rank_outputs(table: Tensor, h: Tensor, rows: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Hᵀ (d,m), products, and q, s, o (2+K,m) in float64; h (m,hidden), rows of V (m,K,d), p (m,K)."""
-    at, (m, K, d) = Layout.of(table), rows.shape
-    HT = h.new_ones(d, m)
+def low_rank_outputs(
+    table: Tensor, h: Tensor, rows: Tensor, targets: Targets, p: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Hᵀ (d,m), products, and q, s, o (2m+n,) in float64; h (m,hidden), rows of V (u,d), p (n,)."""
+    at, m = Layout.of(table), targets.m
+    HT = h.new_ones(at.d, m)
     HT[: h.shape[1]] = h.T
     products = h.new_empty(at.product_rows, m)
-    torch.mm(table[at.read, :d], HT, out=products[at.of_read])
-    outputs = h.new_empty(2 + K, m, dtype=torch.float64)
-    outputs[0] = (HT.double() * products[at.HQ]).sum(0)
-    outputs[1] = products[at.Hw_bar]
-    if K == 1:
-        _times_U(table, at, rows[:, 0], p, products)
-        outputs[2] = (HT.double() * products[at.X]).sum(0)
-    else:
-        o = torch.linalg.vecdot(rows, products[at.HU].T[:, None]).T
-        outputs[2:] = o + (products[at.H_omega] if p is None else products[at.H_omega] * p.T)
+    torch.mm(table[at.read, : at.d], HT, out=products[at.of_read])
+    outputs = h.new_empty(2 * m + len(targets.ids), dtype=torch.float64)
+    outputs[:m] = (HT.double() * products[at.HQ]).sum(0)
+    outputs[m : 2 * m] = products[at.Hw_bar]
+    shift = targets.spread(products[at.H_omega])
+    outputs[2 * m :] = dot_bags(rows, targets, products[at.HU].T) + (shift if p is None else shift * p)
     return HT, products, outputs
 
 
-def _times_U(table: Tensor, at: Layout, rows: Tensor, p: Tensor | None, products: Tensor) -> None:
-    """X ← rows U + p ω  (m,d); p (m,1), ones where None."""
-    omega = table[at.omega, : at.d, None]
-    torch.addmm(omega if p is None else omega * p.T, table[at.U, : at.d].T, rows.T, out=products[at.X])
-
-
-def low_rank_backward(table: Tensor, rows: Tensor, p: Tensor | None, partials: Tensor, products: Tensor) -> Tensor:
+def low_rank_backward(
+    table: Tensor, rows: Tensor, targets: Targets, p: Tensor | None, partials: Tensor, products: Tensor
+) -> Tensor:
     """Return ∇Hᵀ (d,m), ∇H = X + dq ∘ HQ; X ← YW + dq ∘ HQ + ds ⊗ w̄, with YW = (YV)U + Yp ⊗ ω."""
-    at, dq, ds, do = Layout.of(table), partials[1], partials[2], partials[3:]
-    X, HQ = products[at.X], products[at.HQ]
-    if len(do) == 1:
-        X.mul_(do)
-    else:
-        _times_U(table, at, (do.T[..., None] * rows).sum(1), weighted_p(do, p)[:, None], products)
+    at, m = Layout.of(table), targets.m
+    dq, ds, do = partials[m : 2 * m], partials[2 * m : 3 * m], partials[3 * m :]
+    X, HQ, Yp = products[at.X], products[at.HQ], products[at.w_bar_step]
+    Yp.copy_(targets.total(do if p is None else do * p))
+    U, omega = table[at.U, : at.d], table[at.omega, : at.d]
+    torch.addmm(torch.outer(omega, Yp), U.T, sum_bags(rows, targets, do).T, out=X)
     X.addr_(table[at.w_bar, : at.d], ds).addcmul_(HQ, dq)
     products[at.Q_step] = gradient = torch.addcmul(X, HQ, dq)  # which the caller may change: update() reads the other
     return gradient
 
 
-def weighted_p(do: Tensor, p: Tensor | None) -> Tensor:
-    """Return Yp (m,): the sum over the targets of do·p, do (K,m), p (m,K)."""
-    return (do if p is None else do * p.T).sum(0)
-
-
-def half_gram(XT: Tensor, HT: Tensor, partials: Tensor, ids: Tensor, p: Tensor | None, p_norm2: float) -> Tensor:
+def half_gram(XT: Tensor, HT: Tensor, partials: Tensor, targets: Targets, Yp: Tensor, p_norm2: float) -> Tensor:
     """Return N = 2 (XHᵀ) diag(dq) + ½ YYᵀ + ds ⊗ (Yp + ½ ‖p‖² ds) (m,m), N + Nᵀ = EᵀE/η². O(m²d)."""
-    dq, ds, do = partials[1], partials[2], partials[3:]
+    m = targets.m
+    dq, ds, do = partials[m : 2 * m], partials[2 * m : 3 * m], partials[3 * m :]
     N = (XT.T @ HT).mul_(2 * dq)
-    if len(do) == 1:
-        N += torch.where(ids == ids.T, 0.5 * do.T * do, 0)
-    else:
-        words, column = distinct(ids)
-        m = len(ids)
-        place = (column * m + torch.arange(m, device=ids.device)[:, None]).reshape(-1)
-        # index_add_: a word that is the target twice, even within one example, must count twice
-        YT = do.new_zeros(len(words) * m).index_add_(0, place, do.T.reshape(-1)).view(len(words), m)
-        N += torch.nn.functional.embedding_bag(column, YT, per_sample_weights=0.5 * do.T.contiguous(), mode="sum")
-    return N.addr_(ds, weighted_p(do, p) + (0.5 * p_norm2) * ds)
+    u = len(targets.words)
+    # index_add_: a word that is the target twice, even within one example, must count twice
+    YT = do.new_zeros(u * m).index_add_(0, targets.place * m + targets.example, do).view(u, m)
+    N += sum_bags(YT, targets, 0.5 * do)
+    return N.addr_(ds, Yp + (0.5 * p_norm2) * ds)
 
 
 def low_rank_shrink(HT: Tensor, dq: Tensor, eta: float) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -178,24 +184,24 @@ def geometric_series(A: Tensor, terms: int) -> Tensor:
 
 def low_rank_update(
     tables: tuple[Tensor, Tensor, Tensor],
+    targets: Targets,
     HT: Tensor,
     partials: Tensor,
-    ids: Tensor,
-    p: Tensor | None,
+    products: Tensor,
     p_norm2: float,
     eta: float,
     inverse: Tensor,
-    products: Tensor,
     allowed: Tensor | None,
 ) -> Tensor:
     """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ (m,d); nothing changes where `allowed` is False."""
     table, base, deviation = tables
-    at, dq, ds = Layout.of(table), partials[1], partials[2]
+    at, m = Layout.of(table), targets.m
+    dq, ds, Yp = partials[m : 2 * m], partials[2 * m : 3 * m], products[at.w_bar_step]
     d, b = at.d, 2 * eta * dq
-    N = half_gram(products[at.X], HT, partials, ids, p, p_norm2)
+    N = half_gram(products[at.X], HT, partials, targets, Yp, p_norm2)
     products[at.Q_step].mul_(eta).addmm_(HT, N.T, alpha=-eta * eta)  # Rᵀ
     products[at.omega_step] = b * products[at.H_omega] + eta * ds
-    products[at.w_bar_step] = b * products[at.Hw_bar] + eta * (weighted_p(partials[3:], p) + p_norm2 * ds)
+    products[at.w_bar_step] = b * products[at.Hw_bar] + eta * (Yp + p_norm2 * ds)
     J = inverse @ products[at.HU_inv].T
     products[at.HU].mul_(b)  # (UHᵀ)B
     U_inv_T_step, step = J.T @ (HT * b).T, products[at.HU_and_steps] @ HT.T

@@ -11,6 +11,7 @@ from lstlm.kernels import choice, reference
 from lstlm.kernels.choice import Impl, native_for
 from lstlm.kernels.layout import Layout
 from lstlm.kernels.ops import AT_ONCE, aligned
+from lstlm.kernels.targets import Targets
 
 
 class Tables(NamedTuple):
@@ -19,14 +20,6 @@ class Tables(NamedTuple):
     table: Tensor
     base: Tensor
     deviation: Tensor
-
-
-class Targets(NamedTuple):
-    """What a minibatch is aimed at: ids (m,K), and p at these, (m,K), None where all of p is 1; ‖p‖²."""
-
-    ids: Tensor
-    p: Tensor | None
-    p_norm2: float
 
 
 class Shrinking(NamedTuple):
@@ -46,21 +39,19 @@ class Shrinking(NamedTuple):
 
 
 def low_rank_outputs(
-    table: Tensor, h: Tensor, rows: Tensor, p: Tensor | None, *, impl: Impl = "auto"
+    table: Tensor, h: Tensor, rows: Tensor, targets: Targets, p: Tensor | None, *, impl: Impl = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Hᵀ (d,m), with the constant feature, what the table makes of it, and the outputs q, s, o (2+K,m).
+    """Return Hᵀ (d,m), with the constant feature, what the table makes of it, and the outputs q, s, o (2m+n,).
 
-    h (m,hidden), rows of V (m,K,d), p (m,K). The outputs are in float64.
+    h (m,hidden), rows of V (u,d) for the targets' words, p (n,). The outputs are in float64.
     """
-    m, K, d = rows.shape
-    code = native_for(impl, table) if K == 1 else None
-    if code is None:
-        return reference.low_rank_outputs(table, h, rows, p)
+    if (code := native_for(impl, table)) is None:
+        return reference.low_rank_outputs(table, h, rows, targets, p)
+    m, d = targets.m, rows.shape[1]
     HT, products = h.new_empty(d, m), h.new_empty(5 * d + 4, m)
-    outputs = h.new_empty(3, m, dtype=torch.float64)
-    code.low_rank_outputs(
-        table, h, rows.view(m, d), None if p is None else p.view(m), HT, products, outputs, get_num_threads()
-    )
+    outputs = h.new_empty(2 * m + len(targets.ids), dtype=torch.float64)
+    bags = targets.place, targets.offsets
+    code.low_rank_outputs(table, h, rows, *bags, p, HT, products, outputs, get_num_threads())
     return HT, products, outputs
 
 
@@ -68,31 +59,38 @@ def losses(
     loss: tuple[int, float, float],
     like: Tensor,
     outputs: Tensor,
+    targets: Targets,
     p: Tensor | None,
     D: float,
-    values: Tensor,
     upstream: Tensor | None,
 ) -> tuple[Tensor, bool]:
-    """Return ℓ, and dq, ds, do times upstream (m,), 1/m where None, as (4,m); and whether all of it is finite.
+    """Return ℓ, and dq, ds, do times upstream (m,), 1/m where None, as (3m+n,); and whether all of it is finite.
 
     Compiled only: the torch form is the loss's own formula. `loss` is its number in native/common.h and its parameters;
-    `like` is a tensor of the compute dtype, values (m,1).
+    `like` is a tensor of the compute dtype.
     """
-    code, m = native_for("native", like), outputs.shape[1]
-    partials = like.new_empty(4, m)
-    p = None if p is None else p.view(m)
-    return partials, bool(code.losses(partials, *loss, D, outputs, p, values.view(m), upstream))
+    code = native_for("native", like)
+    partials = like.new_empty(3 * targets.m + len(targets.ids))
+    finite = code.losses(partials, *loss, D, outputs, p, targets.values, targets.offsets, upstream)
+    return partials, bool(finite)
 
 
 def low_rank_backward(
-    table: Tensor, rows: Tensor, p: Tensor | None, partials: Tensor, products: Tensor, *, impl: Impl = "auto"
+    table: Tensor,
+    rows: Tensor,
+    targets: Targets,
+    p: Tensor | None,
+    partials: Tensor,
+    products: Tensor,
+    *,
+    impl: Impl = "auto",
 ) -> Tensor:
     """Return ∇Hᵀ (d,m), the caller's to change; X of the products becomes YW + dq ∘ HQ + ds ⊗ w̄."""
-    code = native_for(impl, table) if len(partials) == 4 else None
-    if code is None:
-        return reference.low_rank_backward(table, rows, p, partials, products)
-    gradient = products.new_empty(rows.shape[2], products.shape[1])
-    code.low_rank_backward(table, partials, products, gradient)
+    if (code := native_for(impl, table)) is None:
+        return reference.low_rank_backward(table, rows, targets, p, partials, products)
+    gradient = products.new_empty(rows.shape[1], targets.m)
+    bags = targets.place, targets.offsets
+    code.low_rank_backward(table, rows, *bags, p, partials, products, gradient, get_num_threads())
     return gradient
 
 
@@ -112,6 +110,7 @@ def low_rank_update(
     HT: Tensor,
     partials: Tensor,
     products: Tensor,
+    p_norm2: float,
     shrinking: Shrinking,
     eta: float,
     inverse: Tensor | int,
@@ -119,25 +118,24 @@ def low_rank_update(
     *,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ = HU'⁻¹ (m,d), of which V[ids] gets −η do times its rows.
+    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ = HU'⁻¹ (m,d), of which V gets −η YᵀJ.
 
     `inverse` is (I − A)⁻¹ (m,m), or of how many terms a series gives it. Where `allowed`, on a device, is False,
     nothing changes.
     """
-    m, code = HT.shape[1], native_for(impl, HT) if len(partials) == 4 else None
     terms = inverse if isinstance(inverse, int) else 0
-    if code is None:
+    if (code := native_for(impl, HT)) is None:
         if isinstance(inverse, int):
             inverse = reference.geometric_series(shrinking.A, inverse)
             inverse.diagonal().add_(1)
-        target = targets.ids, targets.p, targets.p_norm2
-        return reference.low_rank_update(tables, HT, partials, *target, eta, inverse, products, allowed)
+        return reference.low_rank_update(tables, targets, HT, partials, products, p_norm2, eta, inverse, allowed)
     if isinstance(inverse, Tensor):
         shrinking.squares[2] = inverse
-    p = None if targets.p is None else targets.p.view(m)
-    J, BHT = aligned(HT, m, HT.shape[0]), torch.empty_like(HT)
+    d, m = HT.shape
+    J, BHT = aligned(HT, m, d), torch.empty_like(HT)
+    bags = targets.place, targets.offsets, targets.ids.new_empty(len(targets.ids) + len(targets.words) + 1)
     room = products, shrinking.squares, BHT, J, get_num_threads()
-    code.low_rank_update(*tables, HT, partials, targets.ids.view(m), p, targets.p_norm2, eta, terms, *room)
+    code.low_rank_update(*tables, HT, partials, *bags, p_norm2, eta, terms, *room)
     return J
 
 

@@ -92,12 +92,18 @@ class RecordedOutput(OutputLayer):
         check_ids(ids, len(h), self.vocab)
 
     def forward(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Return one loss an example, weight·Σₖ valueₖ·(−log p(targetₖ | h)), shape (m,), differentiable to h.
 
         target_ids (m,) or (m,K); target_values like target_ids, default 1; weight (m,), default 1.
         """
+        self._refuse(offsets)
         if self._unusual(h):
             return self._by_rows(h, target_ids, target_values, weight)
         ids, t = self._targets(h, target_ids, target_values, weight)
@@ -111,11 +117,21 @@ class RecordedOutput(OutputLayer):
     @torch.no_grad()
     @without_autocast
     def value_and_grad(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss; of the mean loss without weight."""
+        self._refuse(offsets)
         ids, t, upstream = self._with_upstream(h, target_ids, target_values, weight)
-        losses, step = self._losses(h.detach(), ids, t)
+        return self._at_once(h.detach(), ids, t, upstream)
+
+    def _at_once(self, h: Tensor, ids: Tensor, t: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (m,) and the gradient to h, given ids and t (m,K), and upstream (m,)."""
+        losses, step = self._losses(h, ids, t)
         return losses, self._record(step, self._updates, upstream)
 
     def _with_upstream(
@@ -126,6 +142,13 @@ class RecordedOutput(OutputLayer):
         if weight is not None and weight.shape != (len(h),):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}, one number an example is ({len(h)},)")
         return ids, t, h.new_full((len(h),), 1 / self._minibatch(len(h))) if weight is None else weight.to(h)
+
+    def _refuse(self, offsets: Tensor | None) -> None:
+        if offsets is not None:
+            raise ConfigError(
+                f"{type(self).__name__} takes targets (m,) or (m,K), without offsets; "
+                "use output.kind factored or naive where examples differ in the number of their targets"
+            )
 
     def _minibatch(self, m: int) -> int:
         """Return the size of the minibatch of which m examples are here: all, unless ranks share it."""

@@ -95,14 +95,8 @@ class ShortlistOutput(RecordedOutput):
         step = _ShortlistStep(self, h, ids, t)
         return step.forward(), step
 
-    @torch.no_grad()
-    @without_autocast
-    def value_and_grad(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss; of the mean loss without weight."""
-        ids, t, upstream = self._with_upstream(h, target_ids, target_values, weight)
-        step = _ShortlistStep(self, h.detach(), ids, t)
+    def _at_once(self, h: Tensor, ids: Tensor, t: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        step = _ShortlistStep(self, h, ids, t)
         losses, gradient = step.at_once(upstream)
         self._pending.append(step)
         return losses, gradient

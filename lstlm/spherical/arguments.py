@@ -10,49 +10,68 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.choice import Impl
 from lstlm.kernels.ops import outside
+from lstlm.kernels.targets import Targets
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def checked_ids(target_ids: Tensor, m: int, vocab: int) -> Tensor:
-    """Return target_ids (m,) or (m,K) as int64 (m,K): a copy, so that what was checked is what is used."""
+def checked_targets(
+    target_ids: Tensor, target_values: Tensor | None, offsets: Tensor | None, m: int, vocab: int, impl: Impl
+) -> Targets:
+    """Return what m examples are aimed at: ids, values (m,) or (m,K), or (n,) with offsets (m,) or (m+1,)."""
+    ids = checked_ids(target_ids, m if offsets is None else None, vocab)
+    bounds = None if offsets is None else checked_offsets(offsets, ids, m)
+    if target_values is None:
+        return Targets(ids, torch.ones_like(ids, dtype=torch.float64), m, bounds, impl=impl)
+    return Targets(ids, checked_values(target_values, target_ids), m, bounds, impl=impl)
+
+
+def checked_ids(target_ids: Tensor, m: int | None, vocab: int) -> Tensor:
+    """Return ids (m,) or (m,K), or (n,) where m is None, as int64 (n,): a copy, so that what was checked is used."""
+    expected = "integers (m,) or (m,K)" if m is not None else "integers (n,), as there are offsets"
     if not isinstance(target_ids, Tensor):
-        raise ConfigError(f"target_ids is a {type(target_ids).__name__}; expected a tensor of integers (m,) or (m,K)")
-    if target_ids.dtype not in (torch.int64, torch.int32) or target_ids.dim() not in (1, 2):
-        raise ConfigError(f"target_ids: expected integers (m,) or (m,K), got {target_ids.dtype}, {target_ids.dim()}-d")
-    if target_ids.shape[0] != m or target_ids.numel() == 0:
+        raise ConfigError(f"target_ids is a {type(target_ids).__name__}; expected a tensor of {expected}")
+    if target_ids.dtype not in (torch.int64, torch.int32) or not 1 <= target_ids.dim() <= (1 if m is None else 2):
+        raise ConfigError(f"target_ids: expected {expected}, got {target_ids.dtype}, {target_ids.dim()}-d")
+    if m is not None and (target_ids.shape[0] != m or target_ids.numel() == 0):
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
-    ids = target_ids.reshape(m, -1).to(torch.int64).clone(memory_format=torch.contiguous_format)
+    ids = target_ids.reshape(-1).to(torch.int64).clone(memory_format=torch.contiguous_format)
     if (wrong := outside(ids, vocab)) is not None:
         raise ConfigError(f"target id {wrong} is outside the vocabulary of {vocab}")
     return ids
 
 
-def checked_values(target_values: Tensor, target_ids: Tensor, ids: Tensor) -> Tensor:
-    """Return target_values, of the shape of target_ids, as float64 (m,K)."""
+def checked_values(target_values: Tensor, target_ids: Tensor) -> Tensor:
+    """Return target_values, of the shape of target_ids, as float64 (n,)."""
     if not isinstance(target_values, Tensor):
         raise ConfigError(f"target_values is a {type(target_values).__name__}; expected a tensor like target_ids")
     if target_values.shape != target_ids.shape:
         raise ConfigError(f"target_values {tuple(target_values.shape)} differs from ids {tuple(target_ids.shape)}")
-    values = target_values.detach().reshape(ids.shape).to(torch.float64, copy=True)
+    values = target_values.detach().reshape(-1).to(torch.float64, copy=True)
     if values.is_cpu and not bool(torch.isfinite(values).all()):  # elsewhere the update is refused
         raise ConfigError("target_values: every value must be finite")
     return values
 
 
-def merge_repeated(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Where an example names one id several times, give their sum to the first and 0 to the others; (m,K) each."""
-    if ids.shape[1] == 1:
-        return ids, values
-    ordered, order = ids.sort(dim=1, stable=True)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    if ids.is_cpu and bool(first.all()):
-        return ids, values
-    sums = torch.zeros_like(values).scatter_add_(1, first.cumsum(1) - 1, values.gather(1, order))
-    return ordered, torch.where(first, sums.gather(1, first.cumsum(1) - 1), 0.0)
+def checked_offsets(offsets: Tensor, ids: Tensor, m: int) -> Tensor:
+    """Return offsets (m,), the starts of the examples among ids (n,), or (m+1,), with the end, as int64 (m+1,)."""
+    n = len(ids)
+    if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int64, torch.int32):
+        raise ConfigError("offsets: expected a tensor of integers, where each example's targets start in target_ids")
+    if m < 1 or offsets.shape not in ((m,), (m + 1,)) or offsets.device != ids.device:
+        raise ConfigError(
+            f"offsets has shape {tuple(offsets.shape)} on {offsets.device} for {m} examples; "
+            f"expected ({m},), or ({m + 1},) with the end, on {ids.device}"
+        )
+    bounds = torch.cat([offsets[:m].to(torch.int64), ids.new_full((1,), n)])
+    if not ids.is_cpu:  # where nobody looks
+        return bounds
+    if int(bounds[0]) != 0 or bool((bounds.diff() < 0).any()) or offsets[m:].tolist() not in ([], [n]):
+        raise ConfigError(f"offsets: expected to start at 0, never to go back, and to end with the {n} target_ids")
+    return bounds
 
 
 def without_autocast(method: Callable[P, R]) -> Callable[P, R]:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.kernels import choice, step_ops
+from lstlm.kernels.targets import Targets
 from lstlm.registry import LOSSES, load
 from lstlm.spherical.arguments import without_autocast
-from lstlm.spherical.losses import SphericalLoss
+from lstlm.spherical.losses import Outputs, Partials, SphericalLoss
 from lstlm.spherical.reading import SphericalReader
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
 from lstlm.spherical.stabilise import READ_EVERY
@@ -23,10 +24,9 @@ NATIVE = {load(kind.make): (kind.native_id, kind.settings) for kind in LOSSES if
 
 
 class Pending(NamedTuple):
-    """A minibatch that has gone forward and backward: its target values (m,K), and the upstream gradient (m,)."""
+    """A minibatch that has gone forward and backward, and the upstream gradient (m,)."""
 
     step: Step
-    values: Tensor
     upstream: Tensor | None  # 1/m each where None
 
 
@@ -40,33 +40,45 @@ class SphericalHead(SphericalReader):
 
     # ---- forward and backward ------------------------------------------------------------------------------------
     def forward(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         """Return the losses (m,) of h (m,hidden) for target_ids (m,) or (m,K), target_values like the ids or all ones.
 
+        Where examples differ in the number of their targets, target_ids (n,) has all of them, one example's after the
+        other's, and offsets (m,), or (m+1,) with the end, says where each begins, as in torch.nn.EmbeddingBag.
         `weight` (m,) multiplies the losses. Autograd reaches h alone; the weights wait for `update`.
         """
         if self._unusual(h):
-            return self._by_rows(h, target_ids, target_values, weight)
-        ids, values = self._check(h, target_ids, target_values, weight)
+            return self._by_rows(h, target_ids, target_values, weight, offsets)
+        targets = self._check(h, target_ids, target_values, weight, offsets)
         if torch.is_grad_enabled() and not h.requires_grad:
             h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same
-        losses: Tensor = _Autograd.apply(h, self, ids, values)  # type: ignore[no-untyped-call]
+        losses: Tensor = _Autograd.apply(h, self, targets)  # type: ignore[no-untyped-call]
         return losses if weight is None else losses * weight
 
     @torch.no_grad()
     def value_and_grad(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None = None, weight: Tensor | None = None
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss, weight (m,), the mean where None.
 
-        That is forward and backward less the cost of autograd, about a tenth of a step. `update` comes next, and
-        `h.backward(gradient)` goes on to the layers below.
+        The targets are as in `forward`. That is forward and backward less the cost of autograd, about a tenth of a
+        step. `update` comes next, and `h.backward(gradient)` goes on to the layers below.
         """
-        step, values = self._step(h, *self._check(h, target_ids, target_values, weight))
+        step = self._step(h, self._check(h, target_ids, target_values, weight, offsets))
         upstream = None if weight is None else self._gather_upstream(weight.detach())
-        gradient = self._backward(step, values, upstream)
-        return self._own(step.partials[0]), gradient
+        gradient = self._backward(step, upstream)
+        return self._own(step.losses), gradient
 
     def learn(
         self,
@@ -75,57 +87,67 @@ class SphericalHead(SphericalReader):
         lr: float,
         target_values: Tensor | None = None,
         weight: Tensor | None = None,
+        offsets: Tensor | None = None,
         *,
         weight_decay: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Go through `value_and_grad` and `update` at once; return what the first returns."""
         self._pending.clear()
-        result = self.value_and_grad(h, target_ids, target_values, weight)
+        result = self.value_and_grad(h, target_ids, target_values, weight, offsets)
         self.update(lr, weight_decay)
         return result
 
     @without_autocast
-    def _step(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Step, Tensor]:
-        """Return a step for the global minibatch, with its outputs, and its target values (m,K)."""
-        h, ids, values = self._gather(h, ids, values)
-        return self._begin(h, ids), values
+    def _step(self, h: Tensor, targets: Targets) -> Step:
+        """Return a step for the global minibatch, with its outputs."""
+        h, targets = self._gather(h, targets.merged())
+        return self._begin(h, targets)
 
     @without_autocast
-    def _backward(self, step: Step, values: Tensor, upstream: Tensor | None) -> Tensor:
+    def _backward(self, step: Step, upstream: Tensor | None) -> Tensor:
         """Take the step back from the upstream gradient (m,), of the global minibatch, and return that of h."""
         if step.version != step.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
-        gradient = step.backward(self._partials(step, values, upstream))
-        self._pending.append(Pending(step, values, upstream))
+        gradient = step.backward(self._partials(step, upstream))
+        self._pending.append(Pending(step, upstream))
         return gradient[:, : self.hidden]
 
-    def _partials(self, step: Step, values: Tensor, upstream: Tensor | None) -> Tensor:
-        """Return the losses and their derivatives times upstream (m,), 1/m where None, as (3+K,m)."""
-        state, outputs, like = step.state, step.outputs, step.h
-        m, K = values.shape
+    def _partials(self, step: Step, upstream: Tensor | None) -> Tensor:
+        """Return the losses and their derivatives times upstream (m,), 1/m where None, as (3m+n,)."""
+        state, like, targets = step.state, step.h, step.targets
         weights = upstream if upstream is None else upstream.to(torch.float64)
-        if K == 1 and is_native(self.loss) and choice.native_for(self.impl, like) is not None:
+        if is_native(self.loss) and choice.native_for(self.impl, like) is not None:
             number, settings = NATIVE[type(self.loss)]
             a, b, *_ = (*(getattr(self.loss, name) for name in settings), 0.0, 0.0)
             weights = weights if weights is None else weights.contiguous()
-            found, finite = step_ops.losses((number, a, b), like, outputs, step.p, state.p_norm2, values, weights)
+            settled = (number, a, b), like, step.outputs, targets, step.p, state.p_norm2, weights
+            found, finite = step_ops.losses(*settled)
         else:
             p = None if step.p is None else step.p.to(torch.float64)
-            value, dq, ds, do = self.loss.tilted(outputs[0], outputs[1], outputs[2:].T, values, state.p_norm2, p)
-            weights = torch.full_like(dq, 1 / m) if weights is None else weights
+            value, dq, ds, do = self._partials_of_pairs(step, p)
+            weights = torch.full_like(dq, 1 / targets.m) if weights is None else weights
             ds = torch.zeros_like(dq) if ds is None else ds
-            slopes = torch.cat([dq[None], ds[None], do.T]) * weights
-            found = torch.cat([value[None], slopes]).to(like.dtype)
-            finite = not found.is_cpu or math.isfinite(float(found.sum() + outputs[0].sum()))
+            found = torch.cat([value, dq * weights, ds * weights, do * targets.spread(weights)]).to(like.dtype)
+            finite = not found.is_cpu or math.isfinite(float(found.sum() + step.q.sum()))
         if not finite:
-            self._explain(outputs, found)
+            self._explain(step.q, found[: targets.m], found)
         return found
 
-    def _explain(self, outputs: Tensor, partials: Tensor) -> None:
+    def _partials_of_pairs(self, step: Step, p: Tensor | None) -> Partials:
+        """Return what the loss says in torch, with do (n,); it sees (m,K) where all examples have K targets."""
+        targets, D = step.targets, step.state.p_norm2
+        if not targets.each:
+            return self.loss.tilted(Outputs(step.q, step.s, step.o), targets.values, D, p, targets.example)
+        o, t = step.o.view(targets.m, -1), targets.values.view(targets.m, -1)
+        tilt = None if p is None else p.view(targets.m, -1)
+        found = self.loss.tilted(Outputs(step.q, step.s, o), t, D, tilt, None)
+        return found._replace(do=found.do.reshape(-1))
+
+    def _explain(self, q: Tensor, losses: Tensor, partials: Tensor) -> None:
         """Raise for what is not finite."""
-        if not bool(torch.isfinite(outputs[0]).all()):
+        if not bool(torch.isfinite(q).all()):
             raise NumericsError("the outputs are not finite: h is not finite or too large; check the layers below")
-        if not bool(torch.isfinite(partials[0]).all()):
+        if not bool(torch.isfinite(losses).all()):
             raise NumericsError(
                 "the loss is not finite: the targets are too large, or (Z-loss) all outputs are equal, σ = 0; "
                 "check target_values, and that init_scale is above 0"
@@ -191,15 +213,15 @@ class SphericalHead(SphericalReader):
         if len(self._pending) == 1:
             return self._pending[0].step
         steps = [pending.step for pending in self._pending]
-        merged = self._begin(torch.cat([step.h for step in steps]), torch.cat([step.ids for step in steps]))
-        values = torch.cat([pending.values for pending in self._pending])
+        targets = Targets.join([step.targets for step in steps])
+        merged = self._begin(torch.cat([step.h for step in steps]), targets)
         upstream = [
-            values.new_full((len(pending.values),), 1 / len(pending.values))
+            targets.values.new_full((pending.step.targets.m,), 1 / pending.step.targets.m)
             if pending.upstream is None
             else pending.upstream.to(torch.float64)
             for pending in self._pending
         ]
-        merged.backward(self._partials(merged, values, torch.cat(upstream)))
+        merged.backward(self._partials(merged, torch.cat(upstream)))
         return merged
 
     @torch.inference_mode()
@@ -208,9 +230,9 @@ class SphericalHead(SphericalReader):
         return self._pending_step().grad_norm() if self._pending else math.nan
 
     # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
-    def _gather(self, h: Tensor, ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the global minibatch h (m,hidden), ids and values (m,K), given the examples that are here."""
-        return h, ids, values
+    def _gather(self, h: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
+        """Return the global minibatch h (m,hidden) and its targets, given the examples that are here."""
+        return h, targets
 
     def _gather_upstream(self, upstream: Tensor) -> Tensor:
         """Return the upstream gradient (m,) of the global minibatch."""
@@ -234,17 +256,17 @@ class _Autograd(torch.autograd.Function):
     """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, head: SphericalHead, ids: Tensor, values: Tensor) -> Tensor:
-        ctx.head, ctx.step, ctx.values = head, *head._step(h, ids, values)
+    def forward(ctx: Any, h: Tensor, head: SphericalHead, targets: Targets) -> Tensor:
+        ctx.head, ctx.step = head, head._step(h, targets)
         # not kept with the step: a tensor that autograd returned knows its node, and nobody would ever let go
-        losses = head._partials(ctx.step, ctx.values, None)[0]
+        losses = head._partials(ctx.step, None)[: ctx.step.targets.m]
         return head._own(losses).clone()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise NumericsError("the layer has no second derivative; call backward() without create_graph")
         if ctx.step is None:
             raise NumericsError("backward() twice through one forward(); call forward() again")
         step, ctx.step = ctx.step, None
-        return ctx.head._backward(step, ctx.values, ctx.head._gather_upstream(upstream)), None, None, None
+        return ctx.head._backward(step, ctx.head._gather_upstream(upstream)), None, None

@@ -30,7 +30,7 @@ class SphericalOutput(SphericalHead):
     """A linear output layer over a large vocabulary with a spherical loss, updated exactly in time independent of it.
 
         head = SphericalOutput(hidden, vocab, loss=ZLoss(a=0.1, b=10.0))
-        loss = head(h, target_ids)          # (m,), or target_ids (m,K) with target_values
+        loss = head(h, target_ids)          # (m,), or (m,K) with target_values, or (n,) with offsets too
         loss.mean().backward()              # exact gradient to h; nothing of size D was made
         head.update(lr=0.5)                 # the exact SGD step on W, with the weights that backward() saw
 
@@ -119,7 +119,7 @@ class SphericalOutput(SphericalHead):
         Rows that missed many repairs are brought up to date together: where the stabiliser has much to do, for a
         fraction of what it costs to do so minibatch by minibatch.
         """
-        self.state.bring_forward(checked_ids(target_ids.reshape(-1), target_ids.numel(), self.vocab).squeeze(1))
+        self.state.bring_forward(checked_ids(target_ids.reshape(-1), None, self.vocab))
 
     @torch.no_grad()
     def restore(self) -> bool:

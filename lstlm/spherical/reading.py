@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.choice import Impl
+from lstlm.kernels.targets import Targets
 from lstlm.output_layer import OutputLayer
-from lstlm.spherical.arguments import checked_ids, checked_values, merge_repeated, without_autocast
+from lstlm.spherical.arguments import checked_targets, without_autocast
 from lstlm.spherical.losses import SphericalLoss, ZLoss
 from lstlm.spherical.scan import Scan, ranks_of, top_of
 from lstlm.spherical.state import FactoredState
@@ -40,7 +41,6 @@ class SphericalReader(OutputLayer):
         self.loss = ZLoss() if loss is None else loss
         self._initial_shape = (vocab, hidden + bias)
         self.impl: Impl = "auto"
-        self._ones = torch.ones(0, 0)  # the target values of the last minibatch, where none were given
 
     @property
     def vocab(self) -> int:
@@ -62,21 +62,26 @@ class SphericalReader(OutputLayer):
         return self.loss.normalised
 
     # ---- a minibatch ---------------------------------------------------------------------------------------------
-    def _new_step(self, h: Tensor, ids: Tensor) -> Step:
+    def _new_step(self, h: Tensor, targets: Targets) -> Step:
         state = self.state
-        return begin(state, h, ids) if isinstance(state, FactoredState) else state.begin(h, ids)
+        return begin(state, h, targets) if isinstance(state, FactoredState) else state.begin(h, targets)
 
-    def _begin(self, h: Tensor, ids: Tensor) -> Step:
-        """Return a step for h (m,hidden) and target ids (m,K), with its outputs."""
-        step = self._new_step(h, ids)
+    def _begin(self, h: Tensor, targets: Targets) -> Step:
+        """Return a step for h (m,hidden) and its targets, with its outputs."""
+        step = self._new_step(h, targets)
         step.uses_sum = self.loss.uses_sum
         step.read()
         return step
 
     def _check(
-        self, h: Tensor, target_ids: Tensor, target_values: Tensor | None, weight: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return ids and float64 values, both (m,K), or say what is wrong with the arguments."""
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> Targets:
+        """Return the targets, or say what is wrong with the arguments."""
         for name, given in (("h", h), ("weight", weight)):
             if not isinstance(given, Tensor | None) or (name == "h" and given is None):
                 raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
@@ -88,12 +93,15 @@ class SphericalReader(OutputLayer):
             raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
         if weight is not None and weight.shape != (m,):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({m},)")
-        ids = checked_ids(target_ids, m, state.D)
-        if target_values is not None:
-            return merge_repeated(ids, checked_values(target_values, target_ids, ids))
-        if self._ones.shape != ids.shape or self._ones.device != ids.device:
-            self._ones = torch.ones(ids.shape, dtype=torch.float64, device=ids.device)
-        return merge_repeated(ids, self._ones)
+        targets = checked_targets(target_ids, target_values, offsets, m, state.D, self.impl)
+        if offsets is not None and targets.ids.is_cpu and not self.loss.without_targets:
+            empty = (targets.offsets.diff() == 0).nonzero()
+            if len(empty):
+                raise ConfigError(
+                    f"offsets: example {int(empty[0])} has no target, and {self.loss!r} is a sum over targets; "
+                    "leave such examples out, or use SquaredError()"
+                )
+        return targets
 
     # ---- reading -------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -103,10 +111,10 @@ class SphericalReader(OutputLayer):
         if not self.normalised:
             raise ConfigError(f"{self.loss!r} defines no probability; use the spherical or the Taylor softmax")
         shape = ids.shape
-        self._check(h, ids, None, None)
-        ids = ids.reshape(len(h), -1).to(torch.int64).contiguous()
-        q, s, *o = self._begin(h, ids).outputs
-        return self._score(q, s, torch.stack(o, 1), ids).reshape(shape).to(h.dtype)
+        targets = self._check(h, ids)
+        step = self._begin(h, targets)
+        scores = self._score(step.q, step.s, step.o.view(len(h), -1), targets.ids.view(len(h), -1))
+        return scores.reshape(shape).to(h.dtype)
 
     def _score(self, q: Tensor, s: Tensor, o: Tensor, ids: Tensor | slice) -> Tensor:
         """Return log-probabilities where the loss has them, outputs where it has not; o (m,n) at ids."""
@@ -131,15 +139,13 @@ class SphericalReader(OutputLayer):
     @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return the place of ids, (m,) or (m,K), by score: 1 is the best, ties to the lower id. Exact."""
-        self._check(h, ids, None, None)
+        self._check(h, ids)
         return ranks_of(self._scan(h), ids, self._total)
 
     def _scan(self, h: Tensor) -> Scan:
         """Return a scan over the rows kept here, a block of TOPK_ROWS at a time."""
-        first = torch.zeros(len(h), 1, dtype=torch.int64, device=h.device)
-        self._check(h, first, None, None)
-        H = with_bias(h.detach(), self.state.d)
-        q, s, _ = self._begin(h, first).outputs.to(h.dtype)
+        step = self._begin(h, self._check(h, torch.zeros(len(h), dtype=torch.int64, device=h.device)))
+        H, q, s = with_bias(h.detach(), self.state.d), step.q.to(h.dtype), step.s.to(h.dtype)
         (kept, every), stored = self._kept, len(self.state.like)
 
         def scores(rows: slice) -> Tensor:

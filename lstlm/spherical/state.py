@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels.choice import Impl
-from lstlm.kernels.ops import RowValues, add_rows, read_rows, write_rows
+from lstlm.kernels.ops import add_bags, read_rows, write_rows
+from lstlm.kernels.targets import Targets
 from lstlm.spherical.stabilise.history import History
 from lstlm.spherical.table import Table
 
@@ -101,15 +102,24 @@ class FactoredState(Table):
         if self.history.open:
             self.history.bring_to_open_segment(self.V, ids, self.sizes.most_rows)
 
-    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, weights: Tensor, times: float) -> None:
-        """V[ids] ← rows + times · weights ∘ change, for ids, weights (m,K), change (m,d), and rows (mK,d) as read.
-
-        What belongs to a repeated id adds up.
-        """
-        flat = ids.reshape(-1)
+    def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, times: float) -> None:
+        """V[ids] ← rows + times · change (n,d), for rows as read, of which nobody else makes use."""
+        if self.V.is_cpu:  # every id is there once
+            self.write(ids, rows.add_(change, alpha=times))
+            return
         if not self.history.empty:
-            self.write(flat, rows)  # brings them to the current frame; a repeated id writes the same row twice
-        add_rows(self.V, RowValues(flat, change, ids.shape[1]), times, weights.reshape(-1), impl=self.impl)
+            self.write(ids, rows)  # brings them to the current frame; a repeated id writes the same row twice
+        self.V.index_add_(0, ids, change, alpha=times)  # where ids are filled up with repeated ones, the change is 0
+
+    def add_bags(self, targets: Targets, rows: Tensor, X: Tensor, weights: Tensor, times: float) -> None:
+        """V ← V + times · YᵀX, Y (m,D) with weights (n,) at the targets, X (m,d), rows as read of their words."""
+        if self.V.is_cpu:
+            add_bags(rows, targets, X, weights, times, impl=self.impl)
+            self.write(targets.words, rows)
+        else:
+            change = torch.zeros_like(rows)
+            add_bags(change, targets, X, weights, impl=self.impl)
+            self.add_to_rows(targets.words, rows, change, times)
 
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         """Return rows of W (n,d): v_i U + p_i ω."""

@@ -15,6 +15,7 @@ from lstlm.errors import ConfigError
 from lstlm.kernels import choice, ops, step_ops
 from lstlm.kernels.choice import native
 from lstlm.kernels.layout import Layout
+from lstlm.kernels.targets import Targets
 
 SOURCES = Path(choice.__file__).parent / "native"
 pytestmark = pytest.mark.skipif(native is None, reason=f"no compiled code: {choice.problem}")
@@ -145,15 +146,19 @@ def one_step(d: int, m: int, dtype: torch.dtype, impl: choice.Impl) -> dict[str,
     base[:, :d] = random(d + 2, d)
     for block, apart in ((at.U_inv_T, deviation[0]), (at.U, deviation[1])):
         table[block, :d].diagonal().copy_(apart).add_(1)
-    h, rows, p = random(m, d - 1), random(m, 1, d), random(m, 1).abs() + 0.5
-    partials, ids = 0.1 * random(4, m), torch.arange(m)[:, None] // 2
-    HT, products, outputs = step_ops.low_rank_outputs(table, h, rows, p, impl=impl)
-    gradient = step_ops.low_rank_backward(table, rows, p, partials, products, impl=impl)
-    shrinking = step_ops.low_rank_shrink(HT, partials[1], 0.05, impl=impl)
+    ids = torch.arange(2 * m) // 3
+    targets = Targets(
+        ids, torch.ones(2 * m), m, torch.cat([torch.zeros(1), torch.arange(1, m) * 2 - 1, 2 * torch.ones(1) * m]).long()
+    )
+    h, rows, p = random(m, d - 1), random(len(ids.unique()), d), random(2 * m).abs() + 0.5
+    partials = 0.1 * random(5 * m)
+    HT, products, outputs = step_ops.low_rank_outputs(table, h, rows, targets, p, impl=impl)
+    gradient = step_ops.low_rank_backward(table, rows, targets, p, partials, products, impl=impl)
+    shrinking = step_ops.low_rank_shrink(HT, partials[m : 2 * m], 0.05, impl=impl)
     result = {"outputs": outputs, "gradient": gradient, "A": shrinking.A.clone(), "HT": HT}
     result["bounds"] = torch.tensor([shrinking.absolute, shrinking.trace, shrinking.products])
-    tables, targets = step_ops.Tables(table, base, deviation), step_ops.Targets(ids, p, 7.0)
-    J = step_ops.low_rank_update(tables, targets, HT, partials, products, shrinking, 0.05, 4, impl=impl)
+    tables = step_ops.Tables(table, base, deviation)
+    J = step_ops.low_rank_update(tables, targets, HT, partials, products, 7.0, shrinking, 0.05, 4, impl=impl)
     X, Y, alphas = random(2, d).double(), random(2, d).double(), torch.tensor([0.5, -0.2], dtype=torch.float64)
     result |= {"J": J, "table": table.clone(), "deviation": deviation.clone()}
     step_ops.repair_frame(tables, X / d, alphas, Y / d, impl=impl)

@@ -62,6 +62,16 @@ def test_forward_backward_and_update(loss: str, m: int, K: int, prior: bool) -> 
         updated(head, before)
 
 
+@pytest.mark.parametrize("m", [4, 30], ids=["low_rank", "square"])
+@pytest.mark.parametrize("loss", ["squared", "spherical", "taylor", "z"])
+def test_targets_that_differ_in_number(loss: str, m: int) -> None:
+    head = SphericalOutput(hidden, D, loss_of(loss)).to("meta")  # type: ignore[arg-type]
+    for bags in (ids(m), ids(m + 1)):
+        before = head.state.version
+        head.learn(meta(m, hidden), ids(3 * m), 0.1, meta(3 * m), meta(m), bags)
+        updated(head, before)
+
+
 def test_every_so_many_updates_it_looks() -> None:
     head = SphericalOutput(hidden, D).to("meta")
     for _ in range(READ_EVERY - 1):

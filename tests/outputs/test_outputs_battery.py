@@ -348,3 +348,11 @@ def test_float32_stays_near_float64(name: str) -> None:
         b.mean().backward()
         narrow.update(0.1)
         wide.update(0.1)
+
+
+@pytest.mark.parametrize("name", ["softmax", "hierarchical", "adaptive", "sampled", "shortlist-taylor"])
+def test_a_kind_that_cannot_take_offsets_says_so(name: str) -> None:
+    layer, (h, ids, _) = make(name), batch(0)
+    for call in (layer, layer.value_and_grad):
+        with pytest.raises(ConfigError, match=r"without offsets.*factored or naive"):
+            call(h, ids[:, 0], offsets=torch.arange(len(h)))

@@ -39,6 +39,14 @@ static void check_rows(const Vector<const int64_t> &ids, int64_t rows)
     if (wrong >= 0) throw NoSuchRow{ids[wrong], rows};
 }
 
+/* Offsets (m+1,) lead from 0 to n and never back. */
+static void check_offsets(const Vector<const int64_t> &offsets, int64_t n)
+{
+    bool holds = offsets.size > 0 && offsets[0] == 0 && offsets[offsets.size - 1] == n;
+    for (int64_t i = 1; i < offsets.size; i++) holds = holds && offsets[i - 1] <= offsets[i];
+    need(holds, "offsets (m+1,) from 0 to n");
+}
+
 /* tanh to 1.4 units in the last place: a polynomial near 0, else 1 − 2/(e²ˣ + 1) with e²ˣ = 2ⁿ · a polynomial. */
 PART float tanh_of(float x)
 {

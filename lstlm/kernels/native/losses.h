@@ -1,27 +1,51 @@
-/* The spherical losses for one target an example: spherical/losses.py. All of it in float64. */
+/* The spherical losses: spherical/losses.py. All of it in float64. */
 
-/* The loss of an example and its partial derivatives, in its four letters: ℓ, dq, ds, do. */
-typedef struct {
-    double value, dq, ds, dout;
-} Partials;
+/* Which loss it is, its parameters (a is ε for the spherical softmax), and D, or Σπ where there is a prior. */
+struct Loss {
+    int64_t kind;
+    double a, b, D;
+};
 
-/* ℓ(q, s, o, t) for D outputs, by the formulas there; a is ε for the spherical softmax. */
-PART Partials partials_of(int64_t loss, double a, double b, double D, double q, double s, double o, double t)
-{
-    Partials l = {0};
-    if (loss == SQUARED) {
-        l.value = q + t * (t - 2 * o), l.dq = 1, l.dout = -2 * t;
-    } else if (loss == SPHERICAL) {
-        const double Z = q + D * a, numerator = o * o + a;
-        l.value = t * log(Z) - t * log(numerator), l.dq = t / Z, l.dout = -2 * t * o / numerator;
-    } else if (loss == TAYLOR) {
-        const double Z = D + s + q / 2, numerator = 1 + o + o * o / 2;
-        l.value = t * log(Z) - t * log(numerator), l.ds = t / Z, l.dq = l.ds / 2, l.dout = -t * (1 + o) / numerator;
-    } else {
-        const double mu = s / D, sigma = sqrt(q / D - mu * mu), z = (o - mu) / sigma, margin = a * (b - z);
-        const double softplus = (margin > 0 ? margin : 0) + log1p(exp(-fabs(margin)));
-        l.value = t * softplus / a, l.dout = -t * exp(margin - softplus) / sigma;
-        l.dq = l.dout * z / sigma * (-0.5 / D), l.ds = l.dout * (-1 / D) - 2 * l.dq * mu;
+/* The loss of an example and its partial derivatives ℓ, dq, ds. */
+struct Partials {
+    double value, dq, ds;
+};
+
+/* Adds up ℓ(q, s, o, t) and its derivatives over the pairs of an example, by the formulas there. */
+struct Example {
+    Loss loss;
+    Partials sum;
+    double q, s, Z, log_Z, mu, sigma;
+
+    Example(const Loss &loss, double q, double s) : loss(loss), sum{0, 0, 0}, q(q), s(s)
+    {
+        Z = loss.kind == SPHERICAL ? q + loss.D * loss.a : loss.D + s + q / 2;
+        log_Z = loss.kind == SPHERICAL || loss.kind == TAYLOR ? log(Z) : 0;
+        mu = s / loss.D, sigma = sqrt(q / loss.D - mu * mu);
+        if (loss.kind == SQUARED) sum.value = q, sum.dq = 1;
     }
-    return l;
-}
+
+    /* Take a pair with output o and value t; returns do. */
+    double add(double o, double t)
+    {
+        if (loss.kind == SQUARED) {
+            sum.value += t * (t - 2 * o);
+            return -2 * t;
+        }
+        if (loss.kind == SPHERICAL) {
+            const double numerator = o * o + loss.a;
+            sum.value += t * log_Z - t * log(numerator), sum.dq += t / Z;
+            return -2 * t * o / numerator;
+        }
+        if (loss.kind == TAYLOR) {
+            const double numerator = 1 + o + o * o / 2;
+            sum.value += t * log_Z - t * log(numerator), sum.ds += t / Z, sum.dq += t / Z / 2;
+            return -t * (1 + o) / numerator;
+        }
+        const double z = (o - mu) / sigma, margin = loss.a * (loss.b - z);
+        const double softplus = (margin > 0 ? margin : 0) + log1p(exp(-fabs(margin)));
+        const double slope = -t * exp(margin - softplus) / sigma, dq = slope * z / sigma * (-0.5 / loss.D);
+        sum.value += t * softplus / loss.a, sum.dq += dq, sum.ds += slope * (-1 / loss.D) - 2 * dq * mu;
+        return slope;
+    }
+};

@@ -1,6 +1,7 @@
-/* The low-rank step for one target an example, in the letters and the order of reference.py.
+/* The low-rank step, in the letters and the order of reference.py.
  *
- * A tensor (m,d) of a minibatch is kept as (d,m), examples as columns. `partials` (4,m) are ℓ, dq, ds, do. */
+ * A tensor (m,d) of a minibatch is kept as (d,m), examples as columns. `outputs` (2m+n,) are q, s of the examples and o of the
+ * pairs, `partials` (3m+n,) ℓ, dq, ds of the examples and do of the pairs; rows (u,d) of V are those of the words. */
 
 /* Where the blocks of `table` begin, and those of `products`, which has X before them: spherical/layout.py. */
 struct Layout {
@@ -30,85 +31,84 @@ FOR_THIS_PROCESSOR static void fill_columns(const Strided<const Real> &h, int64_
     for (int64_t k = hidden * m; k < d * m; k++) HT[k] = 1;
 }
 
-FOR_THIS_PROCESSOR static void read_outputs(const Layout &at, const Matrix<const Real> &table, const Real *HT, int64_t m,
-                                            const Matrix<const Real> &rows, const Real *p, Real *products, double *outputs,
-                                            int64_t threads)
+/* out (columns,rows) ← the transpose of x (rows,columns), both without gaps. */
+PART void turn(const Real *x, int64_t rows, int64_t columns, Real *out)
 {
-    const int64_t d = at.d;
-    const Real *omega = table[at.omega];
-    Real *X = products, *HQ = X + at.HQ * m, *Hw_bar = X + at.Hw_bar * m;
-    double *q = outputs, *sum = q + m, *o = sum + m;
-    product(threads, "NN", at.recent, m, d, 1, table.data, table.apart, HT, m, 0, HQ, m);
-    for (int64_t j = 0; j < d; j++)
-        for (int64_t i = 0; i < m; i++) X[j * m + i] = p ? omega[j] * p[i] : omega[j];
-    product(threads, "TT", d, m, d, 1, table[at.U], table.apart, rows.data, rows.apart, 1, X, m);
-    memset(outputs, 0, 3 * m * sizeof(double));
-    for (int64_t j = 0; j < d; j++)
-        for (int64_t i = 0; i < m; i++) {
-            const double h = HT[j * m + i];
-            q[i] += h * HQ[j * m + i];
-            o[i] += h * X[j * m + i];
-        }
-    for (int64_t i = 0; i < m; i++) sum[i] = Hw_bar[i];
+    enum { BLOCK = 16 };
+    for (int64_t top = 0; top < rows; top += BLOCK)
+        for (int64_t k = 0; k < columns; k++)
+            for (int64_t j = top; j < rows && j < top + BLOCK; j++) out[k * rows + j] = x[j * columns + k];
 }
 
-/* HT (d,m) ← h (m,hidden) and the constant feature; products ← what the table says of it, and X = rows U + p ωᵀ for rows
- * (m,d) of V; outputs (3,m) ← q = diag(H Q Hᵀ), s = H w̄, o = diag(H Xᵀ), which are added up in float64. */
+FOR_THIS_PROCESSOR static void read_outputs(const Layout &at, const Matrix<const Real> &table, const Real *HT,
+                                            const Matrix<const Real> &rows, const Bags &bags, const Real *p, Real *products,
+                                            double *outputs, int64_t threads)
+{
+    const int64_t d = at.d, m = bags.m;
+    Real *X = products, *HQ = X + at.HQ * m, *H_omega = X + at.H_omega * m, *Hw_bar = X + at.Hw_bar * m;
+    double *q = outputs, *sum = q + m, *o = sum + m;
+    product(threads, "NN", at.recent, m, d, 1, table.data, table.apart, HT, m, 0, HQ, m);
+    memset(q, 0, m * sizeof(double));
+    for (int64_t j = 0; j < d; j++)
+        for (int64_t i = 0; i < m; i++) q[i] += (double)HT[j * m + i] * HQ[j * m + i];
+    for (int64_t i = 0; i < m; i++) sum[i] = Hw_bar[i];
+    turn(X + at.HU * m, d, m, X); /* an example's after each other; X is not needed before `backward` */
+    dot_pairs(rows, bags, {X, m, d, d}, o);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = bags.offsets[i]; k < bags.offsets[i + 1]; k++) o[k] += (double)(p ? p[k] : 1) * H_omega[i];
+}
+
+/* HT (d,m) ← h (m,hidden) and the constant feature; products ← what the table says of it; outputs ← q = diag(H Q Hᵀ),
+ * s = H w̄, and o = v·UHᵀ + p ω·h for each pair, which are added up in float64; p (n,). */
 static void low_rank_outputs(Matrix<const Real> table, Strided<const Real> h, Matrix<const Real> rows,
-                             Optional<Vector<const Real>> p, Matrix<Real> HT, Matrix<Real> products, Matrix<double> outputs,
-                             int64_t threads)
+                             Vector<const int64_t> place, Vector<const int64_t> offsets, Optional<Vector<const Real>> p,
+                             Matrix<Real> HT, Matrix<Real> products, Vector<double> outputs, int64_t threads)
 {
     const int64_t m = h.rows;
     const Layout at = check_layout(table, {products.data, products.rows, products.columns, products.apart}, m);
+    const Bags bags = check_bags(place, offsets, rows.rows);
     need(HT.rows == at.d && HT.columns == m && HT.apart == m && h.columns <= at.d, "H (d,m) without gaps, h (m,≤d)");
-    need(rows.rows == m && rows.columns == at.d && (!p.data || p.size == m), "rows (m,d), p (m,)");
-    need(outputs.rows == 3 && outputs.columns == m && outputs.apart == m, "outputs (3,m) without gaps");
+    need(bags.m == m && rows.columns == at.d && (!p.data || p.size == bags.n), "a bag for an example, rows (u,d), p (n,)");
+    need(outputs.size == 2 * m + bags.n, "outputs (2m+n,)");
     fill_columns(h, at.d, HT.data);
-    read_outputs(at, table, HT.data, m, rows, p.data, products.data, outputs.data, threads);
+    read_outputs(at, table, HT.data, rows, bags, p.data, products.data, outputs.data, threads);
 }
 
-/* partials (4,m) ← ℓ, and dq, ds, do times upstream (m,), given outputs (3,m): q, s, o and target values t (m,). With a
- * prior, p (m,) is √π at the targets and D = Σπ. Returns whether all of them are finite. */
-static int64_t losses(Matrix<Real> partials, int64_t loss, double a, double b, double D, Matrix<const double> outputs,
-                      Optional<Vector<const Real>> p, Vector<const double> t, Optional<Vector<const double>> upstream)
+FOR_THIS_PROCESSOR static void go_back(const Layout &at, const Matrix<const Real> &table, const Matrix<const Real> &rows,
+                                       const Bags &bags, const Real *p, const Real *partials, Real *products, Real *grad_H,
+                                       int64_t threads)
 {
-    const int64_t m = t.size;
-    need(loss >= SQUARED && loss <= Z_LOSS, "a loss that is known here");
-    need(partials.rows == 4 && partials.columns == m && outputs.rows == 3 && outputs.columns == m, "partials (4,m), outputs (3,m)");
-    need((!p.data || p.size == m) && (!upstream.data || upstream.size == m), "p and upstream (m,)");
-    double total = 0;
+    const int64_t d = at.d, m = bags.m;
+    const Real *dq = partials + m, *ds = dq + m, *dout = ds + m, *w_bar = table[at.w_bar], *omega = table[at.omega];
+    Real *X = products, *HQ = X + at.HQ * m, *kept = X + at.steps * m, *Yp = kept + (d + 1) * m;
     for (int64_t i = 0; i < m; i++) {
-        const double q = outputs[0][i], tilt = p.data ? p[i] : 1, weight = upstream.data ? upstream[i] : 1.0 / (double)m;
-        const Partials l = partials_of(loss, a, b, D, q, outputs[1][i], outputs[2][i] / tilt, t[i]);
-        const Real value = (Real)(p.data ? l.value - 2 * t[i] * log(tilt) : l.value), dq = (Real)(l.dq * weight);
-        const Real ds = (Real)(l.ds * weight), dout = (Real)(l.dout / tilt * weight);
-        partials[0][i] = value, partials[1][i] = dq, partials[2][i] = ds, partials[3][i] = dout;
-        total += q + value + dq + ds + dout;
+        double sum = 0;
+        for (int64_t k = bags.offsets[i]; k < bags.offsets[i + 1]; k++) sum += (double)(p ? p[k] : 1) * dout[k];
+        Yp[i] = (Real)sum;
     }
-    return std::isfinite(total);
-}
-
-FOR_THIS_PROCESSOR static void go_back(const Layout &at, const Real *w_bar, const Matrix<const Real> &partials, int64_t m,
-                                       Real *products, Real *grad_H)
-{
-    const Real *dq = partials[1], *ds = partials[2], *dout = partials[3];
-    Real *X = products, *HQ = X + at.HQ * m, *kept = X + at.steps * m;
-    for (int64_t j = 0; j < at.d; j++)
+    for (int64_t j = 0; j < d; j++)
+        for (int64_t i = 0; i < m; i++) X[j * m + i] = omega[j] * Yp[i];
+    sum_pairs(rows, bags, dout, {grad_H, m, d, d}); /* YV, where ∇H will be */
+    product(threads, "TT", d, m, d, 1, table[at.U], table.apart, grad_H, d, 1, X, m);
+    for (int64_t j = 0; j < d; j++)
         for (int64_t i = 0; i < m; i++) {
-            const Real half = HQ[j * m + i] * dq[i], x = X[j * m + i] * dout[i] + half + w_bar[j] * ds[i];
+            const Real half = HQ[j * m + i] * dq[i], x = X[j * m + i] + half + w_bar[j] * ds[i];
             X[j * m + i] = x;
             grad_H[j * m + i] = kept[j * m + i] = x + half;
         }
 }
 
-/* X ← YW + dq ∘ HQ + ds ⊗ w̄ and ∇H = X + dq ∘ HQ, once to give away and once to keep among the products. */
-static void low_rank_backward(Matrix<const Real> table, Matrix<const Real> partials, Matrix<Real> products,
-                              Matrix<Real> grad_H)
+/* X ← YW + dq ∘ HQ + ds ⊗ w̄ and ∇H = X + dq ∘ HQ, once to give away and once to keep among the products, as Yp is. */
+static void low_rank_backward(Matrix<const Real> table, Matrix<const Real> rows, Vector<const int64_t> place,
+                              Vector<const int64_t> offsets, Optional<Vector<const Real>> p, Vector<const Real> partials,
+                              Matrix<Real> products, Matrix<Real> grad_H, int64_t threads)
 {
-    const int64_t m = partials.columns;
-    const Layout at = check_layout(table, {products.data, products.rows, products.columns, products.apart}, m);
-    need(partials.rows == 4 && grad_H.rows == at.d && grad_H.columns == m && grad_H.apart == m, "partials (4,m), ∇H (d,m)");
-    go_back(at, table[at.w_bar], partials, m, products.data, grad_H.data);
+    const Bags bags = check_bags(place, offsets, rows.rows);
+    const Layout at = check_layout(table, {products.data, products.rows, products.columns, products.apart}, bags.m);
+    need(partials.size == 3 * bags.m + bags.n && rows.columns == at.d, "partials (3m+n,), rows (u,d)");
+    need(grad_H.rows == at.d && grad_H.columns == bags.m && grad_H.apart == bags.m, "∇H (d,m) without gaps");
+    need(!p.data || p.size == bags.n, "p (n,)");
+    go_back(at, table, rows, bags, p.data, partials.data, products.data, grad_H.data, threads);
 }
 
 FOR_THIS_PROCESSOR static void weigh(int64_t m, const Real *dq, double eta, Real *A, double found[3])
@@ -202,8 +202,9 @@ static void add_up(Matrix<Real> table, Matrix<const Real> base) { add_up_here(ch
 /* A minibatch after `backward`, and the learning rate. */
 struct Update {
     int64_t m, threads;
-    const Real *HT, *dq, *ds, *dout, *p;
-    const int64_t *ids;
+    const Real *HT, *dq, *ds, *dout, *Yp;
+    Bags bags;
+    int64_t *links;
     Real *products, *A, *N, *C, *BHT;
     double eta, p_norm2;
 };
@@ -213,15 +214,10 @@ PART void half_gram(const Update &s, int64_t d)
 {
     const int64_t m = s.m;
     product(s.threads, "TN", m, m, d, 1, s.products, m, s.HT, m, 0, s.N, m);
-    for (int64_t i = 0; i < m; i++) {
-        const Real half = s.dout[i] / 2;
-        const int64_t id = s.ids[i];
-        for (int64_t k = 0; k < m; k++) {
-            const Real same = s.ids[k] == id ? half * s.dout[k] : 0;
-            const Real sums = s.ds[i] * ((s.p ? s.p[k] : 1) * s.dout[k] + (Real)(s.p_norm2 / 2) * s.ds[k]);
-            s.N[i * m + k] = s.N[i * m + k] * 2 * s.dq[k] + same + sums;
-        }
-    }
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t k = 0; k < m; k++)
+            s.N[i * m + k] = s.N[i * m + k] * 2 * s.dq[k] + s.ds[i] * (s.Yp[k] + (Real)(s.p_norm2 / 2) * s.ds[k]);
+    add_half_gram(s.bags, s.dout, s.N, s.links);
 }
 
 FOR_THIS_PROCESSOR static void apply(const Layout &at, const Update &s, int64_t terms, const Matrix<Real> &table,
@@ -238,7 +234,7 @@ FOR_THIS_PROCESSOR static void apply(const Layout &at, const Update &s, int64_t 
     for (int64_t i = 0; i < m; i++) {
         const double b = 2 * eta * s.dq[i], sum = s.ds[i];
         omega_step[i] = (Real)(b * H_omega[i] + eta * sum);
-        w_bar_step[i] = (Real)(b * Hw_bar[i] + eta * ((s.p ? s.p[i] : 1) * s.dout[i] + s.p_norm2 * sum));
+        w_bar_step[i] = (Real)(b * Hw_bar[i] + eta * (s.Yp[i] + s.p_norm2 * sum)); /* over Yp */
     }
     product(s.threads, "NT", m, d, m, 1, s.C, m, s.products + at.HU_inv * m, m, 0, J.data, J.apart);
     for (int64_t j = 0; j < d; j++)
@@ -261,22 +257,24 @@ FOR_THIS_PROCESSOR static void apply(const Layout &at, const Update &s, int64_t 
     add_up_gram(at, table, base);
 }
 
-/* The update of the whole table; J (m,d) ← Hp U'⁻¹, of which the rows of V get −η do times theirs. `squares` (3m,m) has A
- * of low_rank_shrink first and (I − A)⁻¹ last, unless `terms` says of how many terms a series gives that. */
+/* The update of the whole table; J (m,d) ← H U'⁻¹, of which V gets −η YᵀJ. `squares` (3m,m) has A of low_rank_shrink first
+ * and (I − A)⁻¹ last, unless `terms` says of how many terms a series gives that. Scratch: links (n+u+1,). */
 static void low_rank_update(Matrix<Real> table, Matrix<const Real> base, Flat<Real> deviation, Matrix<const Real> HT,
-                            Matrix<const Real> partials, Vector<const int64_t> ids, Optional<Vector<const Real>> p,
-                            double p_norm2, double eta, int64_t terms, Matrix<Real> products, Flat<Real> squares,
-                            Matrix<Real> BHT, Matrix<Real> J, int64_t threads)
+                            Vector<const Real> partials, Vector<const int64_t> place, Vector<const int64_t> offsets,
+                            Vector<int64_t> links, double p_norm2, double eta, int64_t terms, Matrix<Real> products,
+                            Flat<Real> squares, Matrix<Real> BHT, Matrix<Real> J, int64_t threads)
 {
     const int64_t m = HT.columns;
     const Layout at = check_table(table, base);
     check_layout({table.data, table.rows, table.columns, table.apart}, {products.data, products.rows, products.columns, products.apart}, m);
     need(deviation.size == 2 * at.d && HT.rows == at.d && HT.apart == m, "deviation (2,d), H (d,m) without gaps");
-    need(partials.rows == 4 && partials.columns == m && ids.size == m && (!p.data || p.size == m), "partials (4,m), ids, p (m,)");
+    const Bags bags = check_bags(place, offsets, links.size - place.size - 1);
+    need(bags.m == m && partials.size == 3 * m + bags.n && m < 1 << 24, "a bag for an example, partials (3m+n,)");
     need(squares.size == 3 * m * m && BHT.rows == at.d && BHT.columns == m && BHT.apart == m, "squares (3m,m), BH (d,m)");
     need(J.rows == m && J.columns == at.d && terms >= 0, "J (m,d)");
-    const Update step = {m, threads, HT.data, partials[1], partials[2], partials[3], p.data, ids.data, products.data,
-                         squares.data, squares.data + m * m, squares.data + 2 * m * m, BHT.data, eta, p_norm2};
+    const Real *dq = partials.data + m, *Yp = products[at.steps + at.d + 1];
+    const Update step = {m, threads, HT.data, dq, dq + m, dq + 2 * m, Yp, bags, links.data, products.data, squares.data,
+                         squares.data + m * m, squares.data + 2 * m * m, BHT.data, eta, p_norm2};
     apply(at, step, terms, table, base.data, deviation.data, J);
 }
 

@@ -55,6 +55,34 @@ static int64_t read_stamps(Vector<const int32_t> stamp, Vector<const int64_t> id
     return all;
 }
 
+/* words ← the ids (n,), each once, in the order in which they occur; place (n,) ← where among them each is. Returns how many
+ * there are, and whether an example, whose ids lie between two of the offsets (m+1,), has one twice.
+ * Scratch: seen (n,), and slots, a power of 2 above n. */
+static std::tuple<int64_t, int64_t> distinct(Vector<const int64_t> ids, Vector<const int64_t> offsets, Vector<int64_t> words,
+                                             Vector<int64_t> place, Vector<int64_t> seen, Vector<int64_t> slots)
+{
+    enum { NONE = -1 };
+    const int64_t n = ids.size;
+    const uint64_t mask = slots.size - 1;
+    need(words.size == n && place.size == n && seen.size == n, "words, place, seen (n,)");
+    need(slots.size > n && (slots.size & (slots.size - 1)) == 0, "slots a power of 2 above the number of ids");
+    check_offsets(offsets, n);
+    for (int64_t slot = 0; slot < slots.size; slot++) slots[slot] = NONE;
+    int64_t count = 0, repeated = 0;
+    for (int64_t i = 0; i + 1 < offsets.size; i++)
+        for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
+            uint64_t slot = ((uint64_t)ids[k] * 0x9E3779B97F4A7C15u >> 32) & mask;
+            while (slots[slot] != NONE && words[slots[slot]] != ids[k]) slot = (slot + 1) & mask;
+            if (slots[slot] == NONE)
+                words[count] = ids[k], slots[slot] = count++;
+            else
+                repeated |= seen[slots[slot]] == i;
+            place[k] = slots[slot];
+            seen[place[k]] = i;
+        }
+    return {count, repeated};
+}
+
 #define METHOD(name, ...) {#name, (PyCFunction)(void (*)())__VA_ARGS__, METH_FASTCALL, nullptr}
 #define ONE(name) METHOD(name, call<name>)
 #define BOTH(name) METHOD(name, call_either<float32::name, float64::name>)
@@ -62,8 +90,8 @@ static PyMethodDef functions[] = {
     BOTH(sum_rows), BOTH(write_rows), BOTH(add_rows), BOTH(adagrad_rows), BOTH(gemm), BOTH(layers_forward),
     BOTH(layers_backward), BOTH(adagrad), BOTH(power_iteration), BOTH(repair_frame), BOTH(repair_rows),
     BOTH(leave_segments), BOTH(low_rank_outputs), BOTH(losses), BOTH(low_rank_backward), BOTH(low_rank_shrink), BOTH(add_up),
-    BOTH(low_rank_update),
-    ONE(outside), ONE(write_stamps), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
+    BOTH(low_rank_update), BOTH(dot_bags), BOTH(sum_bags), BOTH(add_bags),
+    ONE(distinct), ONE(outside), ONE(write_stamps), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
 
 /* Find how PyTorch describes its tensors. */
 static bool find_exchange()

@@ -2,6 +2,8 @@
 
 #include "rows.h"
 
+#include "bags.h"
+
 #include "layers.h"
 
 #include "frame.h"

@@ -53,25 +53,23 @@ static void write_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<con
 }
 
 FOR_THIS_PROCESSOR static void add_to_rows(const Matrix<Real> &table, const Vector<const int64_t> &ids,
-                                           const Matrix<const Real> &values, int64_t each, Real scale, const Real *weights)
+                                           const Matrix<const Real> &values, int64_t each, Real scale)
 {
     const int64_t size = table.columns;
     for (int64_t k = 0; k < ids.size; k++) {
         if (k + AHEAD < ids.size) prefetch(table[ids[k + AHEAD]], size);
-        const Real factor = weights ? scale * weights[k] : scale, *more = values[k / each];
+        const Real *more = values[k / each];
         Real *row = table[ids[k]];
-        for (int64_t j = 0; j < size; j++) row[j] += factor * more[j];
+        for (int64_t j = 0; j < size; j++) row[j] += scale * more[j];
     }
 }
 
-/* Row ids[k] of table += scale · weights[k] · values[k / each], one after the other: a repeated id counts every time. */
-static void add_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values, int64_t each, double scale,
-                     Optional<Vector<const Real>> weights)
+/* Row ids[k] of table += scale · values[k / each], one after the other: a repeated id counts every time. */
+static void add_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values, int64_t each, double scale)
 {
     need(each > 0 && ids.size == values.rows * each && values.columns == table.columns, "a row of values for `each` ids");
-    need(!weights.data || weights.size == ids.size, "a weight for an id");
     check_rows(ids, table.rows);
-    add_to_rows(table, ids, values, each, (Real)scale, weights.data);
+    add_to_rows(table, ids, values, each, (Real)scale);
 }
 
 FOR_THIS_PROCESSOR static void adagrad_by_row(const Matrix<Real> &table, const Vector<const int64_t> &ids,

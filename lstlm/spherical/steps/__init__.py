@@ -1,6 +1,6 @@
 """The exact SGD step on W = V U + p ωᵀ in time independent of D: only the rows of the targets are read or written.
 
-For a minibatch H (m,d) with derivatives dq, ds (m,), do (m,K) and step η, the naive update of all D rows is
+For a minibatch H (m,d) with derivatives dq, ds (m,), do (n,) and step η, the naive update of all D rows is
 
     W' = W − E H,   E = W Hᵀ B + η Yᵀ + η p dsᵀ   (D,m),   b = 2η dq, B = diag(b),   Y (m,D) holds do at the targets.
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lstlm.kernels.targets import Targets
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.steps.common import Step
 from lstlm.spherical.steps.low_rank import LowRank
@@ -35,6 +36,6 @@ __all__ = ["LOW_RANK_UP_TO", "LowRank", "Square", "Step", "begin"]
 LOW_RANK_UP_TO = 0.85  # m/d: above it 7md² + 4m²d is more than 2md² + 4nd² + 5d³
 
 
-def begin(state: FactoredState, h: Tensor, ids: Tensor) -> Step:
-    """Choose the cheaper form for h (m,hidden) and target ids (m,K)."""
-    return (Square if h.shape[0] > LOW_RANK_UP_TO * state.d else LowRank)(state, h, ids)
+def begin(state: FactoredState, h: Tensor, targets: Targets) -> Step:
+    """Choose the cheaper form for h (m,hidden) and its targets."""
+    return (Square if h.shape[0] > LOW_RANK_UP_TO * state.d else LowRank)(state, h, targets)

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from lstlm.errors import NumericsError
 from lstlm.kernels import reference
+from lstlm.kernels.targets import Targets
 from lstlm.spherical.shrink import Shrink
 
 
 class Step:
-    """One minibatch: h (m,hidden), target ids (m,K), and what is learned of them on the way."""
+    """One minibatch: h (m,hidden), its targets, n pairs, and what is learned of them on the way."""
 
-    outputs: Tensor  # (2+K,m) in float64: q = ‖o‖², s = p·o, and the outputs at the targets
-    partials: Tensor  # (3+K,m): the losses, and their derivatives dq, ds, do, times what came from upstream
+    outputs: Tensor  # (2m+n,) in float64: q = ‖o‖², s = p·o, and the outputs o at the targets
+    partials: Tensor  # (3m+n,): the losses, and their derivatives dq, ds, do, times what came from upstream
     uses_sum = True  # False where the loss ignores s, so that ds is 0
 
-    def __init__(self, state: Any, h: Tensor, ids: Tensor) -> None:
-        self.state, self.h, self.ids = state, h.detach(), ids
-        self.p = None if state.p is None else state.p[ids]
+    def __init__(self, state: Any, h: Tensor, targets: Targets) -> None:
+        self.state, self.h, self.targets = state, h.detach(), targets
+        self.p = None if state.p is None else state.p[targets.ids]
         self.version = state.version
 
     def read(self) -> None:
@@ -42,21 +43,38 @@ class Step:
         raise NotImplementedError
 
     @property
+    def q(self) -> Tensor:
+        return self.outputs[: self.targets.m]
+
+    @property
+    def s(self) -> Tensor:
+        return self.outputs[self.targets.m : 2 * self.targets.m]
+
+    @property
+    def o(self) -> Tensor:
+        return self.outputs[2 * self.targets.m :]
+
+    @property
+    def losses(self) -> Tensor:
+        return self.partials[: self.targets.m]
+
+    @property
     def dq(self) -> Tensor:
-        return self.partials[1]
+        return self.partials[self.targets.m : 2 * self.targets.m]
 
     @property
     def ds(self) -> Tensor | None:
-        return self.partials[2] if self.uses_sum else None
+        return self.partials[2 * self.targets.m : 3 * self.targets.m] if self.uses_sum else None
 
     @property
     def do(self) -> Tensor:
-        """∂ℓ/∂o (m,K)."""
-        return self.partials[3:].T
+        """∂ℓ/∂o (n,)."""
+        return self.partials[3 * self.targets.m :]
 
     def norm_of_gradient(self, XT: Tensor, HT: Tensor) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1, given Xᵀ, Hᵀ (d,m), X = ∇H − dq ∘ HQ. O(m²d)."""
-        half = reference.half_gram(XT, HT, self.partials, self.ids, self.p, self.state.p_norm2)
+        Yp = self.targets.total(self.do if self.p is None else self.do * self.p)
+        half = reference.half_gram(XT, HT, self.partials, self.targets, Yp, self.state.p_norm2)
         return math.sqrt(max(0.0, 2 * float((half * (HT.T @ HT)).sum())))
 
     def check_state(self, table: Tensor) -> None:

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lstlm.kernels.ops import sum_bags
+from lstlm.kernels.targets import Targets
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.steps.common import Step, with_bias
 
@@ -44,9 +46,9 @@ class DenseState(nn.Module):
     def like(self) -> Tensor:
         return self.W
 
-    def begin(self, h: Tensor, ids: Tensor) -> Step:
-        """Start a minibatch h (m,hidden) with target ids (m,K)."""
-        return (Blocked if self.blocked else Dense)(self, h, ids)
+    def begin(self, h: Tensor, targets: Targets) -> Step:
+        """Start a minibatch h (m,hidden) with its targets."""
+        return (Blocked if self.blocked else Dense)(self, h, targets)
 
     def weight_rows(self, ids: Tensor | slice) -> Tensor:
         return self.W[ids]
@@ -77,11 +79,12 @@ class Dense(Step):
     """One minibatch through the naive layer, as one would write it first."""
 
     def read(self) -> None:
-        """Keep all outputs, and return q = ‖o‖² (m,), s = p·o (m,) and the outputs at the targets (m,K)."""
+        """Keep all outputs."""
         self.H = with_bias(self.h, self.state.d)
         O = self.O = self.H @ self.state.W.T  # noqa: E741  (the paper's letter)
         s = O.sum(1) if self.state.p is None else O @ self.state.p
-        self.outputs = torch.cat([torch.linalg.vecdot(O, O)[None], s[None], O.gather(1, self.ids).T]).double()
+        o = O[self.targets.example, self.targets.ids]
+        self.outputs = torch.cat([torch.linalg.vecdot(O, O), s, o]).double()
 
     def backward(self, partials: Tensor) -> Tensor:
         """Return ∇H = ∇O W with ∇O = 2 dq ∘ O + ds ⊗ p + Y."""
@@ -89,7 +92,8 @@ class Dense(Step):
         dO = self.O.mul_((2 * self.dq)[:, None])
         if self.ds is not None:
             dO = dO.add_(self.ds[:, None]) if self.state.p is None else dO.addr_(self.ds, self.state.p)
-        self.dO = dO.scatter_add_(1, self.ids, self.do)
+        # accumulate: a word that is the target twice, even within one example, must count twice
+        self.dO = dO.index_put_((self.targets.example, self.targets.ids), self.do, accumulate=True)
         grad_H: Tensor = self.dO @ self.state.W
         return grad_H
 
@@ -120,19 +124,19 @@ class Blocked(Step):
             self.OW.addmm_(O_T.T, W)
             q += torch.linalg.vecdot(O_T, O_T, dim=0)
             self.w_bar += W.sum(0) if p is None else p[rows] @ W
-        o = self.O_T[self.ids, torch.arange(m, device=self.ids.device)[:, None]]
-        self.outputs = torch.cat([q[None], (H @ self.w_bar)[None], o.T]).double()
+        o = self.O_T[self.targets.ids, self.targets.example]
+        self.outputs = torch.cat([q, H @ self.w_bar, o]).double()
 
     def backward(self, partials: Tensor) -> Tensor:
         """Return ∇H = 2 dq ∘ OW + YW + ds ⊗ w̄."""
         self.partials = partials
-        YW = (self.do[..., None] * self.state.W[self.ids]).sum(1)
+        YW = sum_bags(self.state.W[self.targets.words], self.targets, self.do)
         grad_H: Tensor = YW.addcmul_(self.OW, self.dq[:, None], value=2)
         return grad_H if self.ds is None else grad_H.addr_(self.ds, self.w_bar)
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, by a plain pass."""
-        dense = Dense(self.state, self.h, self.ids)
+        dense = Dense(self.state, self.h, self.targets)
         dense.uses_sum = self.uses_sum
         dense.read()
         dense.backward(self.partials)
@@ -148,7 +152,7 @@ class Blocked(Step):
             W = state.W[rows].addmm_(self.O_T[rows], scaled, alpha=-eta)
             if common is not None:
                 W -= common if state.p is None else state.p[rows, None] * common
-        state.W.index_add_(0, self.ids.reshape(-1), (self.do[..., None] * H[:, None]).flatten(0, 1), alpha=-eta)
+        state.W.index_add_(0, self.targets.ids, self.targets.spread(H) * self.do[:, None], alpha=-eta)
         state.version += 1
         return Shrink(0.0, 0.0)
 

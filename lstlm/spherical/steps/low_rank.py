@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels import step_ops
-from lstlm.kernels.step_ops import Targets
 from lstlm.spherical.shrink import Shrink, invert_shrink
 from lstlm.spherical.steps.common import Step
 
@@ -19,16 +18,16 @@ class LowRank(Step):
     """7md² + 4m²d multiply-adds and one m×m inverse."""
 
     def read(self) -> None:
-        state, (m, K) = self.state, self.ids.shape
+        state = self.state
         self.table, impl = state.tables.table, state.impl
-        self.rows = state.read(self.ids.reshape(-1)).view(m, K, -1)
-        found = step_ops.low_rank_outputs(self.table, self.h, self.rows, self.p, impl=impl)
+        self.rows = state.read(self.targets.words)
+        found = step_ops.low_rank_outputs(self.table, self.h, self.rows, self.targets, self.p, impl=impl)
         self.HT, self.products, self.outputs = found
 
     def backward(self, partials: Tensor) -> Tensor:
         self.partials = partials
         return step_ops.low_rank_backward(
-            self.table, self.rows, self.p, partials, self.products, impl=self.state.impl
+            self.table, self.rows, self.targets, self.p, partials, self.products, impl=self.state.impl
         ).T
 
     def update(self, eta: float) -> Shrink:
@@ -39,17 +38,18 @@ class LowRank(Step):
         allowed = None if shrink.allowed is None else shrink.allowed & torch.isfinite(self.partials.sum())
         J = step_ops.low_rank_update(
             state.tables,
-            Targets(self.ids, self.p, state.p_norm2),
+            self.targets,
             self.HT,
             self.partials,
             self.products,
+            state.p_norm2,
             shrinking,
             eta,
             inverse,
             allowed,
             impl=impl,
         )
-        state.add_to_rows(self.ids, self.rows.flatten(0, 1), J, self.do, -eta)  # V − η YᵀJ
+        state.add_bags(self.targets, self.rows, J, self.do, -eta)  # V − η YᵀJ
         state.count_update()
         return shrink._replace(allowed=allowed)
 

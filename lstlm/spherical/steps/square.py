@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
-from lstlm.kernels.ops import gemm, symmetric_gemm
-from lstlm.kernels.reference import distinct
+from lstlm.kernels.ops import add_bags, dot_bags, gemm, sum_bags, symmetric_gemm
 from lstlm.spherical.shrink import Shrink, solver_of_shrink
 from lstlm.spherical.steps.common import Step, with_bias
 
@@ -21,16 +19,16 @@ class Square(Step):
         self.table, impl = state.table, state.impl
         products = gemm(self.H, self.table[state.at.gram, : state.d].T, impl=impl)  # HQ | Hω | Hw̄
         self.HQ, self.Hw_bar = products[:, : state.d], products[:, state.at.w_bar]
-        self.words, self.place = distinct(self.ids)
+        self.words = self.targets.words
         self.V_u = state.read(self.words)
         self.p_u = self.V_u.new_ones(len(self.words)) if state.p is None else state.p[self.words]
         self.W_u = gemm(self.V_u, state.U, impl=impl).addr_(self.p_u, state.omega)
-        o = torch.linalg.vecdot(self.W_u[self.place], self.H[:, None])
-        self.outputs = torch.cat([torch.linalg.vecdot(self.H, self.HQ)[None], self.Hw_bar[None], o.T]).double()
+        o = dot_bags(self.W_u, self.targets, self.H, impl=impl)
+        self.outputs = torch.cat([torch.linalg.vecdot(self.H, self.HQ), self.Hw_bar, o])
 
     def backward(self, partials: Tensor) -> Tensor:
         self.partials = partials
-        YW = embedding_bag(self.place, self.W_u, per_sample_weights=self.do.contiguous(), mode="sum")
+        YW = sum_bags(self.W_u, self.targets, self.do, impl=self.state.impl)
         self.grad_H = YW.addcmul_(self.HQ, self.dq[:, None], value=2)
         if self.ds is not None:
             self.grad_H.addr_(self.ds, self.state.w_bar)
@@ -58,22 +56,15 @@ class Square(Step):
         for place, change in zip((state.at.Q, state.at.omega, state.at.w_bar), gram_step, strict=True):
             recent[place] -= change
         state.add_to_frame(U_inv_step.T, -UK)
-        self.change_rows(rows_step, eta)
+        state.add_to_rows(self.words, self.V_u, rows_step, -eta)
         state.commit()
         return shrink._replace(allowed=allowed)
-
-    def change_rows(self, step: Tensor, eta: float) -> None:
-        """V_u ← V_u − η step, for step (n,d)."""
-        if self.ids.is_cpu:  # every word is there once
-            self.state.write(self.words, self.V_u.sub_(step, alpha=eta))
-        else:
-            self.state.add_to_rows(self.words[:, None], self.V_u, step, step.new_ones(len(step), 1), -eta)
 
     def sums(self, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return K = HᵀBH, FᵀW_u, FᵀF (d,d), Fᵀp, c (d,), each a sum over examples or touched rows; F is kept."""
         H, impl, do = self.H, self.state.impl, self.do
-        F = self.F = H.new_zeros(len(self.words), H.shape[1])
-        F.index_add_(0, self.place.reshape(-1), (do[..., None] * H[:, None]).flatten(0, 1))
+        F = self.F = torch.zeros_like(self.V_u)
+        add_bags(F, self.targets, H, do, impl=impl)
         pF = self.p_u @ F
         c = torch.zeros_like(pF) if self.ds is None else eta * (self.ds @ H)
         BH = H * (2 * eta * self.dq)[:, None]

@@ -1,0 +1,109 @@
+"""`Targets`: what a minibatch is aimed at, as one flat list of pairs (example, output)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lstlm.kernels import reference
+from lstlm.kernels.choice import Impl, native_for_ids
+
+
+class Distinct(NamedTuple):
+    """The outputs that occur, each once, words (u,), and the place of every pair's among them (n,), int64.
+
+    `repeated` says whether an example names an output twice; None where nobody looked.
+    """
+
+    words: Tensor
+    place: Tensor
+    repeated: bool | None
+
+
+class Targets:
+    """Pairs (example, output), all those of an example after each other: ids, values (n,); Y (m,D) has values at ids.
+
+    Example i has the pairs from offsets[i] up to offsets[i+1]. Where all have K of them, that is (m,K) flattened, and
+    `each` is K; it is 0 where they differ in number. What follows from this is computed when it is first asked for.
+    """
+
+    def __init__(
+        self, ids: Tensor, values: Tensor, m: int, offsets: Tensor | None = None, *, impl: Impl = "auto"
+    ) -> None:
+        """Take int64 ids and float64 values (n,), and offsets (m+1,), int64, or None where all have n/m pairs."""
+        self.ids, self.values, self.m, self.impl = ids, values, m, impl
+        self.each = len(ids) // m if offsets is None else 0
+        if offsets is not None:
+            self.offsets = offsets
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        return torch.arange(0, len(self.ids) + 1, self.each, device=self.ids.device)
+
+    @cached_property
+    def example(self) -> Tensor:
+        """The example of each pair (n,)."""
+        examples = torch.arange(self.m, device=self.ids.device)
+        return torch.repeat_interleave(examples, self.each or self.offsets.diff(), output_size=len(self.ids))
+
+    @cached_property
+    def distinct(self) -> Distinct:
+        if (code := native_for_ids(self.impl, self.ids)) is None:
+            return Distinct(*reference.distinct(self.ids), None)
+        n = len(self.ids)
+        words, place, spare = (torch.empty_like(self.ids) for _ in range(3))
+        slots = self.ids.new_empty(2 << n.bit_length())
+        number, repeated = code.distinct(self.ids, self.offsets, words, place, spare, slots)
+        return Distinct(words[:number], place, bool(repeated))
+
+    @property
+    def words(self) -> Tensor:
+        return self.distinct.words
+
+    @property
+    def place(self) -> Tensor:
+        return self.distinct.place
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sums (m,) over the pairs of an example, for x (n,)."""
+        if self.each:
+            return x if self.each == 1 else x.view(self.m, -1).sum(1)
+        return x.new_zeros(self.m).index_add_(0, self.example, x)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return for every pair what belongs to its example, (n,…) for x (m,…)."""
+        return x if self.each == 1 else x.index_select(0, self.example)
+
+    def merged(self) -> Targets:
+        """Give the first of an example's pairs with one output the sum of their values, and 0 to the others."""
+        if self.each == 1 or (native_for_ids(self.impl, self.ids) is not None and not self.distinct.repeated):
+            return self
+        # by example, then by id; both sorts are stable
+        by_id = self.ids.argsort(stable=True)
+        order = by_id[self.example[by_id].argsort(stable=True)]
+        ids, example = self.ids[order], self.example[order]
+        first = torch.ones_like(ids, dtype=torch.bool)
+        first[1:] = (ids[1:] != ids[:-1]) | (example[1:] != example[:-1])
+        if ids.is_cpu and bool(first.all()):
+            return self
+        number = first.cumsum(0) - 1
+        sums = torch.zeros_like(self.values).index_add_(0, number, self.values[order])
+        values = torch.where(first, sums[number], 0.0)
+        return Targets(ids, values, self.m, None if self.each else self.offsets, impl=self.impl)
+
+    @staticmethod
+    def join(parts: list[Targets]) -> Targets:
+        """Return the targets of several minibatches as those of one."""
+        ids, values = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "values"))
+        m, impl = sum(part.m for part in parts), parts[0].impl
+        if parts[0].each and len({part.each for part in parts}) == 1:
+            return Targets(ids, values, m, impl=impl)
+        starts = [0]
+        for part in parts:
+            starts.append(starts[-1] + len(part.ids))
+        offsets = [part.offsets[:-1] + start for part, (start, _) in zip(parts, pairwise(starts), strict=True)]
+        return Targets(ids, values, m, torch.cat([*offsets, ids.new_tensor(starts[-1:])]), impl=impl)
