@@ -7,8 +7,12 @@
 Names are resolved on first use, so that ``import lstlm`` (and with it ``lstlm --help``) does not pay for torch.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from lstlm.cores import openmp_settings
 
 if TYPE_CHECKING:
     from lstlm.api import Corpus, Run, Vectors, load, load_vectors, prepare, train, train_vectors
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
         ZLoss,
         make_loss,
     )
+
+if "torch" not in sys.modules:  # which reads them once, as it is imported
+    for _name, _value in openmp_settings().items():
+        os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"
 

@@ -28,6 +28,7 @@ from lstlm.data.prepare import PrepareOptions
 from lstlm.data.prepare import prepare as prepare_corpus
 from lstlm.data.sources import SentenceSource, open_source
 from lstlm.data.tokenise import TextOptions
+from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import ConfigError, DataError
 from lstlm.evaluation.embeddings import word_vectors
 from lstlm.evaluation.perplexity import evaluate, word_scores
@@ -244,7 +245,10 @@ def train_vectors(
     `settings`, `run` and what else is given are as in `train`.
     """
     corpus = data if isinstance(data, Corpus) else Corpus.open(Path(data))
-    config = vector_config(corpus.train.words, len(corpus.vocabulary))
+    words = len(corpus.vocabulary) - len(SPECIALS)
+    if words < 2:
+        raise DataError(f"{corpus.folder}: a single word is frequent enough; give more text")
+    config = vector_config(corpus.train.words, words)
     return train(config, data=corpus, settings=settings, run=run or default_folder(Path("vectors")), **how)
 
 

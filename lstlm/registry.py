@@ -31,7 +31,7 @@ def per_word(share: float, most: float) -> Rate:
     """Return the rule min(share · vocabulary, most).
 
     An update shrinks W by I − 2η Hᵀdiag(dq)H, and of most losses dq goes as 1/D: the largest stable rate grows with the
-    vocabulary. `most` is the largest that was of use; docs/archive/quality.md has the trials.
+    vocabulary. `most` is the largest that was of use in trials.
     """
     return lambda vocab, width: min(share * vocab, most)
 

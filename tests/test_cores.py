@@ -61,3 +61,14 @@ def test_the_command_line_sets_the_policy_unless_the_user_has(given: dict[str, s
     command = [sys.executable, "-m", "lstlm", "env", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["variables"]["OMP_WAIT_POLICY"] == policy
+
+
+@pytest.mark.parametrize(
+    ("program", "policy"),
+    [("import lstlm", "passive"), ("import torch, lstlm", "none")],
+)
+def test_so_does_an_import_that_comes_before_torch(program: str, policy: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    program += "; import os; print(os.environ.get('OMP_WAIT_POLICY', 'none'))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == policy

@@ -35,7 +35,7 @@ def test_a_built_package_carries_its_recipes(tmp_path: Path) -> None:
     """As a wheel has them, without its compiled part; used in a folder that holds nothing."""
     built, empty = tmp_path / "built", tmp_path / "empty"
     empty.mkdir()
-    setup = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q"]
+    setup = [sys.executable, "setup.py", "-q"]
     subprocess.run([*setup, "egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", built], cwd=ROOT, check=True)
     listing = "import lstlm; print(lstlm.__file__); from lstlm.config import recipes; print(*recipes())"
     environment = {**os.environ, "PYTHONPATH": str(built)}
@@ -44,6 +44,8 @@ def test_a_built_package_carries_its_recipes(tmp_path: Path) -> None:
     )
     where, names = done.stdout.splitlines()
     assert Path(where).is_relative_to(built)
+    shown = (tmp_path / "lstlm.egg-info/PKG-INFO").read_text(encoding="utf-8")
+    assert "# lstlm" in shown and not re.search(r"\]\((?!\w+:|#)", shown), "an index would show links that lead nowhere"
     assert set(names.split()) == {path.stem for path in RECIPES}
 
 
@@ -115,6 +117,22 @@ def test_links_inside_the_project_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+PICTURES = {
+    (page.parent / target).resolve()
+    for page in PAGES
+    for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize("picture", sorted(PICTURES), ids=lambda picture: picture.name)
+def test_pictures_of_measurements_have_their_records(picture: Path) -> None:
+    """`timing.png` and `timing-speedup.png` are drawn from records/timing-*.json, which hold no path of a machine."""
+    if picture.suffix == ".png":
+        found = list(picture.parent.glob(f"records/{picture.stem.removesuffix('-speedup')}*.json"))
+        assert found, f"{picture.name}: no records/{picture.stem}*.json that it could be drawn from"
+        assert not any(re.search(r'"/(tmp|home|root|work)', path.read_text(encoding="utf-8")) for path in found)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

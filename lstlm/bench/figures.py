@@ -178,7 +178,8 @@ def _plain_numbers(axes: Any, *, y: bool = True) -> None:
 def _setting(records: Sequence[Record]) -> str:
     first = records[0]
     threads = f"{first['threads']} thread{'s' if first['threads'] != 1 else ''}"
-    return f"d = {first['d']}, m = {first['m']}, {first['dtype']}, {threads}; mean step, stabilisation included"
+    clock = ", CPU time" if first.get("clock") == "cpu" else ""
+    return f"d = {first['d']}, m = {first['m']}, {first['dtype']}, {threads}; mean step{clock}, stabilisation included"
 
 
 def _model(figure: Any, records: list[Record]) -> None:

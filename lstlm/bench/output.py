@@ -71,8 +71,11 @@ class LayerSteps:
     the range of their type in time: then the layer is made anew, off the clock, and `restarts` tells how often.
     """
 
-    def __init__(self, make: Callable[[], Runner], work: Workload, *, restart: bool) -> None:
+    def __init__(
+        self, make: Callable[[], Runner], work: Workload, *, restart: bool, now: Callable[[], float] = perf_counter
+    ) -> None:
         self.runner, self._make, self._work, self._may_restart = make(), make, work, restart
+        self._now = now
         self.halvings = self.restarts = 0
         self._since_start = 0
         self._drawn: list[tuple[Tensor, Tensor]] = []  # the next minibatches, last one first
@@ -100,9 +103,9 @@ class LayerSteps:
     def _expect(self) -> float:
         """Tell the layer the targets that come; return the milliseconds."""
         targets = torch.cat([ids for _, ids in self._drawn])
-        began = perf_counter()
+        began = self._now()
         self.runner.expect(targets)
-        return 1e3 * (perf_counter() - began)
+        return 1e3 * (self._now() - began)
 
     def _restart(self) -> None:
         lr = self.runner.lr
@@ -113,12 +116,12 @@ class LayerSteps:
         self._since_start = 0
 
     def _timed(self, h: Tensor, ids: Tensor) -> tuple[float, float]:
-        began = perf_counter()
+        began = self._now()
         self.runner.step(h, ids)
-        spent = 1e3 * (perf_counter() - began)
+        spent = 1e3 * (self._now() - began)
         if not math.isfinite(self.runner.last_loss):
             raise NumericsError(f"the loss became {self.runner.last_loss}")
-        return spent, self.runner.stabilise_ms
+        return spent, min(spent, self.runner.stabilise_ms)  # the layer has the wall's clock, whatever ours is
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
@@ -170,7 +173,7 @@ def _time_group(
     plan: Plan, group: Sequence[Method], vocab: int, outcome: Outcome, say: Callable[[str], None]
 ) -> list[tuple[Method, Record]]:
     """Time some methods in turn and return their records."""
-    floor = GemmFloor(plan.m, plan.d, plan.dtype)
+    floor = GemmFloor(plan.m, plan.d, plan.dtype, now=plan.effort.now)
     clocks: dict[Method, Timed] = {}
     steps: dict[Method, LayerSteps] = {}
     for method in group:
@@ -221,7 +224,8 @@ def _prepare(plan: Plan, method: Method, vocab: int) -> LayerSteps:
     def make() -> Runner:
         return make_runner(method, make_layer(method, plan.d - 1, work.counts, dtype=plan.dtype), lr)
 
-    return LayerSteps(make, work, restart=method.name == "factored" and method.stabilise == "none")
+    restart = method.name == "factored" and method.stabilise == "none"
+    return LayerSteps(make, work, restart=restart, now=plan.effort.now)
 
 
 def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSteps) -> Record:
@@ -240,6 +244,7 @@ def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSt
         "words_per_s": 1e3 * plan.m / figures["step_ms_mean"],
         "lr": steps.runner.lr,
         "lr_halvings": steps.halvings,
+        **({} if plan.effort.now is perf_counter else {"clock": "cpu"}),
         **({"restarts": steps.restarts} if steps.restarts else {}),
         **({"stabilise_every": method.every} if method.stabilise in SWEEPING else {}),
     }

@@ -12,7 +12,6 @@ from click.shell_completion import shell_complete
 from lstlm import __version__
 from lstlm.cli import common
 from lstlm.cli.outcome import explain_cut_files, leave, run_and_report
-from lstlm.cores import openmp_settings
 
 # name → one line of help; the command is the attribute `command` of lstlm.cli.<name>
 COMMANDS = {
@@ -61,8 +60,6 @@ class LazyGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
         """Run one command line (by default the process's own) and leave with the exit code of the contract."""
         common.prepare_streams()
-        for name, value in openmp_settings().items():
-            os.environ.setdefault(name, value)  # before a command imports torch
         # "bash_source" prints the completion script, "bash_complete" answers the shell's question.
         if instruction := os.environ.get("_LSTLM_COMPLETE"):
             sys.exit(shell_complete(self, {}, "lstlm", "_LSTLM_COMPLETE", instruction))

@@ -49,6 +49,7 @@ Example:
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True,
               help="Floating-point type of the layers.")  # fmt: skip
 @common.effort_options(*OUTPUT_EFFORT)
+@common.cpu_time_option
 @common.shared_options
 def output(**given: Any) -> None:
     """Time forward, backward and weight update of the output layer against the vocabulary size."""
@@ -150,9 +151,7 @@ Example:
 )
 @click.option("--first-seed", type=click.IntRange(0), default=1, show_default=True,
               help="Seed of the first run; another than settings were chosen with keeps the report apart.")  # fmt: skip
-@click.option(
-    "--cpu-time", is_flag=True, help="Count the process's own CPU seconds: for a machine that others use too."
-)
+@common.cpu_time_option
 @click.option("--points", type=click.IntRange(1), default=8, show_default=True, help="Evaluations in a run.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Epochs of the gensim models.")
 @click.option("--dimension", type=click.IntRange(1), default=300, show_default=True, help="Size of gensim's vectors.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -79,6 +80,11 @@ def effort_options(seconds: float, steps: int) -> Callable[[_Function], _Functio
     return decorate
 
 
+cpu_time_option = click.option(
+    "--cpu-time", is_flag=True, help="Count the process's own CPU seconds: for a machine that others use too."
+)
+
+
 def record_options(function: _Function) -> _Function:
     """Add --threads, --quick and --json."""
     path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
@@ -117,7 +123,8 @@ def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, i
     from lstlm.bench.timing import Effort
 
     seconds, steps = quick if given["quick"] else full
-    return Effort(given["seconds"] or seconds, given["steps"] or steps)
+    now = process_time if given.get("cpu_time") else perf_counter
+    return Effort(given["seconds"] or seconds, given["steps"] or steps, now=now)
 
 
 def use_threads(threads: int | None) -> None:

@@ -179,15 +179,22 @@ def _corpus(source: "TextSource", place: Workplace, given: dict[str, Any]) -> "C
         prepare(source, place.corpus, options, force=place.ours, progress=bars)
     note.write_text(json.dumps(place.origin), encoding="utf-8")
     corpus = Corpus.open(place.corpus, verify=False)
-    common.say(
-        f"{corpus.train.words:,} words of text, {len(corpus.vocabulary):,} of them different and frequent enough"
-    )
+    common.say(f"{corpus.train.words:,} words of text, {_types(corpus):,} of them different and frequent enough")
     return corpus
+
+
+def _types(corpus: "Corpus") -> int:
+    from lstlm.data.vocabulary import SPECIALS
+
+    return len(corpus.vocabulary) - len(SPECIALS)
 
 
 def _train(corpus: "Corpus", folder: Path, given: dict[str, Any]) -> "Run":
     from lstlm.api import train_vectors
 
+    if (given["dim"] or 0) > _types(corpus):
+        words = f"{_types(corpus):,} different words that are frequent enough"
+        raise ConfigError(f"--dim {given['dim']}: the text has {words}; a vector can be no longer than that")
     settings = {"train.seed": given["seed"]}
     settings |= {} if given["dim"] is None else {"model.embedding": given["dim"]}
     settings |= {} if given["window"] is None else {"data.context": 2 * given["window"]}

@@ -3,11 +3,15 @@
 A word is the mean of the vectors of its n-grams, `<wat`, `water`, `ater>` … Where fastText learns those together with
 the words, here they are fitted to vectors that are there already:
 
-    minimise  Σ_w ‖ Σ_g A_wg x_g − (v_w − v̄) ‖²  +  λ Σ_g ‖x_g‖²        A_wg = how often g is in w / n-grams of w
+    minimise  ‖A X − Y‖² + λ‖X‖²        A_wg = how often g is in w / n-grams of w,   Y_w = v_w − v̄
 
-with v_w scaled to length 1 and v̄ their mean. Conjugate gradients on (AᵀA + λI) X = Aᵀ(V − v̄), all columns of X (G,d)
-at once: each step costs two products with the sparse A. An unknown word u then gets v̄ + Σ_g A_ug x_g. Every n-gram has
-a vector of its own: fastText's buckets of a hash would only mix n-grams that have nothing in common.
+with v_w scaled to length 1 and v̄ their mean; unknown words, whose n-grams are B, get v̄ + B X. As X = Aᵀ(AAᵀ + λI)⁻¹Y,
+
+    B X = (B Aᵀ)(AAᵀ + λI)⁻¹ Y
+
+can be had from either end: for a few words by solving for (AAᵀ + λI)⁻¹ A Bᵀ, a column a word, for many by solving for
+a column a dimension. Every n-gram counts for itself: fastText's buckets of a hash would only mix n-grams that have
+nothing in common.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from torch import Tensor
 
 SHORTEST, LONGEST = 3, 6  # characters of an n-gram, the marks of a word's ends included
 RIDGE = 0.003
-STEPS = 20
+STEPS = 100  # of conjugate gradients, at most
+TOLERANCE = 1e-2  # of the residual
+BLOCK = 256  # words guessed at a time
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,52 +42,60 @@ def ngrams(word: str) -> list[str]:
 
 
 class Subwords:
-    """Vectors of n-grams, fitted to words and their vectors: `subwords.vector("unheard-of")`."""
+    """What spellings tell, from words and their vectors: `subwords.vectors(["unheard-of"])`."""
 
     def __init__(self, words: Sequence[str], units: Array) -> None:
-        """Fit to words (n) and their vectors of length 1, (n,d) float32."""
+        """Take words (n) and their vectors of length 1, (n,d) float32."""
         spelled = [ngrams(word) for word in words]
         self._place = {gram: at for at, gram in enumerate(dict.fromkeys(gram for grams in spelled for gram in grams))}
-        self._mean = units.mean(axis=0)
-        A = _averages(spelled, self._place)
-        self._vectors = solve_ridge(A, torch.from_numpy(units - self._mean), RIDGE, STEPS).numpy()
+        self._A = _averages(spelled, self._place)
+        self._At = self._A.t().to_sparse_csr()
+        self._mean = torch.from_numpy(units.mean(axis=0))
+        self._Y = torch.from_numpy(units) - self._mean
 
-    def vector(self, word: str) -> Array | None:
-        """The vector of a word by its spelling, (d,); None where no n-gram of it was in any word of the fit."""
-        grams = ngrams(word)
-        known = [self._place[gram] for gram in grams if gram in self._place]
-        return self._mean + self._vectors[known].sum(axis=0) / len(grams) if known else None
+    def vectors(self, words: Sequence[str]) -> tuple[Array, Array]:
+        """Vectors of words by their spelling (q,d), and which of them (q,) share an n-gram with a word of the fit."""
+        spelled = [ngrams(word) for word in words]
+        told = np.array([any(gram in self._place for gram in grams) for grams in spelled], dtype=bool)
+        few = len(words) <= self._Y.shape[1]
+        X = None if few else self._At @ self._solve(self._Y)
+        found = []
+        for at in range(0, len(words), BLOCK):
+            B = _averages(spelled[at : at + BLOCK], self._place)
+            found.append(self._solve(self._A @ B.t().to_dense()).T @ self._Y if X is None else B @ X)
+        return (torch.cat(found) + self._mean).numpy(), told
+
+    def _solve(self, Y: Tensor) -> Tensor:
+        return solve_ridge(self._A, self._At, Y, RIDGE)
 
 
 def _averages(spelled: Sequence[Sequence[str]], place: dict[str, int]) -> Tensor:
-    """The sparse A (words, n-grams) that averages over the n-grams of each word."""
-    lengths = np.array([len(grams) for grams in spelled])
+    """The sparse (words, n-grams) that averages over the n-grams of each word; one without a place counts as zero."""
+    known = [[place[gram] for gram in grams if gram in place] for grams in spelled]
+    lengths = np.array([len(row) for row in known])
     starts = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))))
-    columns = torch.tensor([place[gram] for grams in spelled for gram in grams])
-    shares = torch.from_numpy(np.repeat(1.0 / lengths, lengths).astype(np.float32))
+    columns = torch.tensor([at for row in known for at in row], dtype=torch.int64)
+    shares = torch.from_numpy(np.repeat([1.0 / len(grams) for grams in spelled], lengths).astype(np.float32))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(starts, columns, shares, (len(spelled), len(place)), check_invariants=False)
 
 
-def solve_ridge(A: Tensor, Y: Tensor, ridge: float, steps: int) -> Tensor:
-    """The X (G,d) that minimises ‖A X − Y‖² + ridge·‖X‖², by at most so many steps of conjugate gradients.
+def solve_ridge(A: Tensor, At: Tensor, Y: Tensor, ridge: float) -> Tensor:
+    """The Z (n,q) with (A Aᵀ + ridge·I) Z = Y, by conjugate gradients; every column has its own step lengths.
 
-    A (n,G), sparse by rows; Y (n,d). Every column has its own step lengths; it stops once the residuals are 10⁻⁴ of
-    their start.
+    A (n,G) and its transpose, sparse by rows; Y (n,q). O(q · entries of A) a step.
     """
-    At = A.t().to_sparse_csr()
-    residual = At @ Y
-    X, direction = torch.zeros_like(residual), residual.clone()
+    Z, residual, direction = torch.zeros_like(Y), Y.clone(), Y.clone()
     squares = residual.square().sum(0)
-    enough = 1e-8 * float(squares.sum())
-    for _ in range(steps):
+    enough = TOLERANCE**2 * float(squares.sum())
+    for _ in range(STEPS):
         if float(squares.sum()) <= enough:
             break
-        product = (At @ (A @ direction)).add_(direction, alpha=ridge)
+        product = (A @ (At @ direction)).add_(direction, alpha=ridge)
         length = squares / (direction * product).sum(0).clamp_min(1e-30)
-        X.addcmul_(direction, length)
+        Z.addcmul_(direction, length)
         residual.addcmul_(product, -length)
         before, squares = squares, residual.square().sum(0)
         direction.mul_(squares / before.clamp_min(1e-30)).add_(residual)
-    return X
+    return Z

@@ -1,7 +1,6 @@
 """Word vectors: one class for a trained run's table and for any vector file; look-up, cosine, nearest neighbours."""
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,18 +93,24 @@ class Vectors:
 
     @cached_property
     def subwords(self) -> "Subwords":
-        """Vectors of character n-grams, fitted to these words: what a spelling tells of a word without a vector."""
+        """What the spelling of a word without a vector tells, by character n-grams of these words."""
         from lstlm.vectors.subwords import Subwords
 
         return Subwords(self._frequent.words, unit_rows(self._frequent.matrix))
 
+    def guesses(self, words: Sequence[str]) -> dict[str, Matrix]:
+        """A vector (d,) of length 1 by its spelling for each of the words; none for those whose spelling tells nothing.
+
+        The frequent words teach it: see `lstlm.vectors.subwords`.
+        """
+        found, told = self.subwords.vectors([word if self._has_capitals else word.lower() for word in words])
+        return {word: unit for word, unit, known in zip(words, unit_rows(found), told, strict=True) if known}
+
     def guess(self, word: str) -> Matrix:
         """A vector (d,) for a word that has none, of length 1, by its spelling; UnknownWord if that tells nothing."""
-        found = self.subwords.vector(word if self._has_capitals else word.lower())
-        if found is None:
+        if not (found := self.guesses([word])):
             raise UnknownWord(f"{word!r} has no vector, and no part of it is in any word that has one")
-        (unit,) = unit_rows(found[None])
-        return np.asarray(unit)
+        return found[word]
 
     @cached_property
     def _frequent(self) -> "Vectors":
@@ -122,12 +127,8 @@ class Vectors:
 
         Words whose spelling tells nothing are left out.
         """
-        guesses: dict[str, Matrix] = {}
-        for word in dict.fromkeys(words):
-            if self.row(word, case) is None:
-                with suppress(UnknownWord):
-                    guesses[word] = self.guess(word)
-        if not guesses:
+        new = [word for word in dict.fromkeys(words) if self.row(word, case) is None]
+        if not new or not (guesses := self.guesses(new)):
             return self
         rows = np.stack(list(guesses.values())) * np.linalg.norm(self._frequent.matrix, axis=1).mean()
         counts = None if self.counts is None else [*self.counts, *[0] * len(guesses)]

@@ -158,3 +158,13 @@ def test_from_python_it_is_two_calls(text: Path, tmp_path: Path) -> None:
     assert corpus.manifest["settings"]["min_count"] == 2
     run = library.train_vectors(corpus, run="run", settings={"model.embedding": 5}, threads=1, quiet=True)
     assert run.vectors.dim == 5 and len(run.most_similar("w0", k=3)) == 3
+
+
+def test_a_text_of_too_few_words_is_refused_in_its_own_terms(lstlm: Call, tmp_path: Path) -> None:
+    text = tmp_path / "few.txt"
+    text.write_text("water water water\n" * 3)
+    done = lstlm("vectors", text, "--out", "few.vec")
+    assert done.code == 3 and "a single word that is frequent enough" in done.err and not Path("few.vec").exists()
+    text.write_text("water flows and water falls\n" * 3)
+    done = lstlm("vectors", text, "--out", "few.vec", "--dim", 5)
+    assert done.code == 2 and "--dim 5: the text has 4 different words" in done.err
