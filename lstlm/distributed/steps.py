@@ -3,8 +3,8 @@
 `LowRankHere`, for small minibatches: every rank does all of the O(md²) work, from H and rows of V that all
 have; at this size the sums below would cost more to send than to compute.
 
-`SquareHere`, above: a rank multiplies its own part of the examples and its own touched rows, and four sums are added up
-over the ranks, K = HᵀBH, FᵀW_u, FᵀF, and with them Fᵀp and c. Rows of V stay where they are. Sent: rows of H to the
+`SquareHere`, above: a rank multiplies its own part of the examples and its own touched rows, and three sums are added
+up over the ranks, K = HᵀBH, A = W_uᵀF, FᵀF, and with them Fᵀp and c. Rows of V stay where they are. Sent: rows of H to the
 owners of their targets and rows of YW back, at most O(md) for the m examples of this rank; the outputs at the targets,
 O(mK); the sums, O(d²). On every rank: O(d³) alone.
 """
@@ -51,9 +51,9 @@ class SquareHere(Square):
         self.H_here = self.routes.to_owners(self.H)
         self.owned = owner == state.ranks.rank
         self.words, self.place = torch.unique(ids[self.owned], return_inverse=True)
-        self.V_u = state.read_here(self.words)
-        self.p_u = self.V_u.new_ones(len(self.words)) if state.p is None else state.p[self.words]
-        self.W_u = (self.V_u @ state.U).addr_(self.p_u, state.omega)
+        self.rows = state.read_here(self.words)
+        self.p_here = self.rows.new_ones(len(self.words)) if state.p is None else state.p[self.words]
+        self.W_u = (self.rows @ state.U).addr_(self.p_here, state.omega)
         self.W_pairs = self.W_u.index_select(0, self.place)  # of each pair (example, target) whose row is here
         figures = self.H.new_zeros(2 * m + len(ids))
         q, s, o = torch.split(figures, [m, m, len(ids)])
@@ -82,22 +82,21 @@ class SquareHere(Square):
         grad_H.addcmul_(self.HQ, self.dq[self.part, None], value=2)
         if self.ds is not None:
             grad_H.addr_(self.ds[self.part], self.state.w_bar)
-        self.grad_H = grad_H
+        self.grad_H_here = grad_H
         return grad_H
 
-    def sums(self, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return K, FᵀW_u, FᵀF (d,d), Fᵀp, c (d,), summed over all examples and rows; F of the rows here is kept."""
+    def sums(self, eta: float) -> tuple[Tensor, Tensor]:
+        """Return F of the rows here, and the sums over all examples and rows."""
         H, d = self.H, self.state.d
-        F = self.F = H.new_zeros(len(self.words), d)
+        F = H.new_zeros(len(self.words), d)
         F.index_add_(0, self.place, self._pairs(self.H_here) * self.do_here)
         stack = H.new_empty(3 * d + 2, d)
         torch.mm((H * (2 * eta * self.dq[self.part])[:, None]).T, H, out=stack[:d])
-        torch.mm(F.T, self.W_u, out=stack[d : 2 * d])
+        torch.mm(self.W_u.T, F, out=stack[d : 2 * d])
         torch.mm(F.T, F, out=stack[2 * d : 3 * d])
-        torch.mv(F.T, self.p_u, out=stack[3 * d])
+        stack[3 * d] = self.p_here @ F
         stack[3 * d + 1] = 0 if self.ds is None else eta * (self.ds[self.part] @ H)
-        K, FTW, FTF, pF, c = torch.split(self.state.total(stack), [d, d, d, 1, 1])
-        return K, FTW, FTF, pF[0], c[0]
+        return F, self.state.total(stack)
 
     def gather_h(self) -> None:
         """Make h that of all examples. Collective; sends O(md)."""
@@ -107,7 +106,7 @@ class SquareHere(Square):
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F. Collective; sends O(md)."""
         parts = self.state.ranks.parts(self.targets.m)
-        H, grad_H, HQ = (self.state.ranks.gather(rows, parts) for rows in (self.H, self.grad_H, self.HQ))
+        H, grad_H, HQ = (self.state.ranks.gather(rows, parts) for rows in (self.H, self.grad_H_here, self.HQ))
         return self.norm_of_gradient(torch.addcmul(grad_H, HQ, self.dq[:, None], value=-1).T, H.T)
 
 

@@ -169,15 +169,6 @@ def gemm(
     return torch.addmm(out, A, B, beta=beta, alpha=alpha, out=out) if beta or alpha != 1 else torch.mm(A, B, out=out)
 
 
-def symmetric_gemm(A: Tensor, B: Tensor, *, impl: Impl = "auto") -> Tensor:
-    """Return a symmetric product AᵀB (d,d): a quarter of it is copied."""
-    C, half = aligned(A, A.shape[1], B.shape[1]), B.shape[1] // 2
-    gemm(A.T, B[:, :half], C[:, :half], impl=impl)
-    gemm(A[:, half:].T, B[:, half:], C[half:, half:], impl=impl)
-    C[:half, half:] = C[half:, :half].T
-    return C
-
-
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
 def hidden_forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, *, impl: Impl = "auto"

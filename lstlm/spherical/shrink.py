@@ -12,7 +12,6 @@ them: the device takes the update only if it is allowed, and the host reads ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,8 +19,6 @@ from torch import Tensor
 
 from lstlm.errors import NumericsError
 from lstlm.kernels import reference
-from lstlm.kernels.choice import Impl
-from lstlm.kernels.ops import gemm
 from lstlm.kernels.step_ops import Shrinking
 
 LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
@@ -116,27 +113,25 @@ def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
     return inverse
 
 
-def solver_of_shrink(K: Tensor, eta: float, impl: Impl) -> tuple[Callable[[Tensor], Tensor], Shrink]:
-    """Return the function M ↦ T⁻¹M − M for T = I − K (d,d), K = HᵀBH symmetric, and the bounds on T. O(d³)."""
-    norm = torch.linalg.matrix_norm(K)
+def inverse_excess(K: Tensor, eta: float) -> tuple[Tensor, Shrink]:
+    """Return S = T⁻¹ − I (d,d) for T = I − K, K = HᵀBH symmetric, and the bounds on T. O(d³)."""
+    norm = torch.linalg.vector_norm(K)
     if not K.is_cpu:
         allowed = _positive(K) & torch.isfinite(norm)
-        inverse = torch.linalg.inv_ex(_identity_minus(K)).inverse
-        _plus_identity(inverse, -1.0)
         rho = torch.where(allowed, norm, 0)
-        return lambda M: inverse @ M, Shrink(rho.clamp(max=1.0), rho, allowed)
+        inverse = torch.linalg.inv_ex(_identity_minus(K)).inverse
+        return _plus_identity(inverse, -1.0), Shrink(rho.clamp(max=1.0), rho, allowed)
     size = float(norm)
     if not math.isfinite(size):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
+    bounds = Shrink(min(size, 1.0), size)
     if size < SQUARE_SERIES_UP_TO:
-        factor = reference.geometric_series(K, terms_needed(size, K.dtype))
-    else:
-        lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
-        if size > LOOK_CLOSER and not bool(_positive(K)):
-            raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
-        factor = torch.cholesky_inverse(lower)  # a product with it is several times faster than two triangular solves
-        _plus_identity(factor, -1.0)
-    return lambda M: gemm(factor, M, impl=impl), Shrink(min(size, 1.0), size)
+        return reference.geometric_series(K, terms_needed(size, K.dtype)), bounds
+    lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
+    if size > LOOK_CLOSER and not bool(_positive(K)):
+        raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
+    # a product with the inverse is several times faster than two triangular solves
+    return _plus_identity(torch.cholesky_inverse(lower), -1.0), bounds
 
 
 def _identity_minus(A: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels.choice import Impl
-from lstlm.kernels.ops import add_bags, read_rows, write_rows
+from lstlm.kernels.ops import add_bags, gemm, read_rows, write_rows
 from lstlm.kernels.targets import Targets
 from lstlm.spherical.stabilise.history import History
 from lstlm.spherical.table import Table
@@ -110,6 +110,13 @@ class FactoredState(Table):
         if not self.history.empty:
             self.write(ids, rows)  # brings them to the current frame; a repeated id writes the same row twice
         self.V.index_add_(0, ids, change, alpha=times)  # where ids are filled up with repeated ones, the change is 0
+
+    def add_product(self, ids: Tensor, rows: Tensor, F: Tensor, M: Tensor, times: float) -> None:
+        """V[ids] ← rows + times · F M, F (n,d), M (d,d), for rows as read, of which nobody else makes use."""
+        if self.V.is_cpu:
+            self.write(ids, gemm(F, M, rows, alpha=times, beta=1.0, impl=self.impl))
+        else:
+            self.add_to_rows(ids, rows, F @ M, times)
 
     def add_bags(self, targets: Targets, rows: Tensor, X: Tensor, weights: Tensor, times: float) -> None:
         """V ← V + times · YᵀX, Y (m,D) with weights (n,) at the targets, X (m,d), rows as read of their words."""

@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from lstlm.kernels import reference, step_ops
+from lstlm.kernels import step_ops
 from lstlm.kernels.choice import Impl
 from lstlm.kernels.layout import Layout
 from lstlm.kernels.ops import aligned_width
@@ -93,15 +93,6 @@ class Table(nn.Module):
         return max(0.0, float(self.exactly("Q").trace()))
 
     # ---- updating ------------------------------------------------------------------------------------------------
-    def add_to_frame(self, U_inv_T_step: Tensor, U_step: Tensor) -> None:
-        """Add to U⁻ᵀ and U."""
-        reference.add_to_frame(self.table, self.deviation, U_inv_T_step, U_step)
-
-    def commit(self) -> None:
-        """Make Q, ω, w̄ = exact + recent after `recent` has changed. Q is the symmetric part: both halves are added."""
-        step_ops.add_up(self.table, self.base, impl=self.impl)
-        self.count_update()
-
     def count_update(self) -> None:
         """Note that an update has been added up; now and then, fold it with those before it."""
         counters = self.counters

@@ -13,7 +13,7 @@ import torch
 
 from lstlm.kernels import choice
 from lstlm.kernels.choice import Impl
-from lstlm.kernels.ops import gemm, symmetric_gemm
+from lstlm.kernels.ops import gemm
 
 SHAPES = [(1, 1, 1), (6, 64, 5), (7, 65, 3), (12, 48, 2), (5, 33, 400), (13, 17, 1), (50, 128, 385), (305, 301, 80)]
 SHAPES += [(128, 301, 800)]
@@ -58,13 +58,6 @@ def test_every_form_and_shape(shape: tuple[int, int, int], form: str, dtype: tor
             with set_threads(3):
                 gemm(A, B, by_three[:, :N], alpha=alpha, beta=beta, impl=impl)
             assert torch.equal(C, by_three)
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-def test_a_symmetric_product(impl: Impl) -> None:
-    A = torch.randn(20, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    weights = torch.linspace(0.1, 2, 20, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(symmetric_gemm(A * weights, A, impl=impl), (A * weights).T @ A)
 
 
 @pytest.mark.skipif(choice.native is None or not hasattr(os, "fork"), reason="no compiled code, or no fork")

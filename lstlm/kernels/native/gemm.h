@@ -15,6 +15,7 @@ struct Product {
     const Real *A, *B;
     Real *C;
     int64_t a_down, a_along, b_down, b_along, ldc; /* a_ik is A[i·a_down + k·a_along] */
+    bool symmetric = false; /* then what lies right of the tiles of the diagonal is left out */
 };
 
 #ifdef SEVERAL_PROCESSORS
@@ -50,14 +51,21 @@ static void (*const rows_of_product)(const Product *, int64_t, int64_t) =
 #endif
     any::rows_of_product;
 
-/* The rows of one thread: a whole number of tiles. The sums are the same for any number of threads. */
-static void share_of_product(const void *of, int64_t part, int64_t parts)
+/* Where the rows of a thread begin: a whole number of tiles, for equal work. */
+static int64_t edge_of_share(const Product *p, int64_t part, int64_t parts)
 {
     enum { TILE_ROWS = 12 }; /* a multiple of those of all processors */
+    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS;
+    const double share = (double)part / (double)parts;
+    const int64_t edge = (int64_t)((double)tiles * (p->symmetric ? sqrt(share) : share) + 0.5) * TILE_ROWS;
+    return edge < p->M ? edge : p->M;
+}
+
+/* The rows of one thread. The sums are the same for any number of threads. */
+static void share_of_product(const void *of, int64_t part, int64_t parts)
+{
     const Product *p = (const Product *)of;
-    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS, first = part * tiles / parts * TILE_ROWS;
-    const int64_t last = (part + 1) * tiles / parts * TILE_ROWS;
-    rows_of_product(p, first, last < p->M ? last : p->M);
+    rows_of_product(p, edge_of_share(p, part, parts), edge_of_share(p, part + 1, parts));
 }
 
 static void multiply(const Product &p, int64_t threads)
@@ -75,6 +83,23 @@ static void product(int64_t threads, const char *turned, int64_t M, int64_t N, i
 {
     const bool a = turned[0] == 'T', b = turned[1] == 'T';
     multiply({M, N, K, (Real)alpha, (Real)beta, A, B, C, a ? 1 : lda, a ? lda : 1, b ? 1 : ldb, b ? ldb : 1, ldc}, threads);
+}
+
+/* C (d,d) ← alpha · AᵀB + beta · C, known to be symmetric, as C is, for A, B (K,d): 0.6 of the work for d = 300. */
+FOR_THIS_PROCESSOR static void mirror(int64_t d, Real *C, int64_t ldc)
+{
+    enum { BLOCK = 16 };
+    for (int64_t top = 0; top < d; top += BLOCK)
+        for (int64_t left = 0; left <= top; left += BLOCK)
+            for (int64_t i = top; i < d && i < top + BLOCK; i++)
+                for (int64_t j = left; j < i && j < left + BLOCK; j++) C[j * ldc + i] = C[i * ldc + j];
+}
+
+static void symmetric_product(int64_t threads, int64_t d, int64_t K, double alpha, const Real *A, int64_t lda, const Real *B,
+                              int64_t ldb, double beta, Real *C, int64_t ldc)
+{
+    multiply({d, d, K, (Real)alpha, (Real)beta, A, B, C, 1, lda, ldb, 1, ldc, true}, threads);
+    mirror(d, C, ldc);
 }
 
 /* C ← alpha · A B + beta · C for A (M,K), B (K,N) of any strides. */

@@ -132,15 +132,11 @@ FOR_THIS_PROCESSOR static void weigh(int64_t m, const Real *dq, double eta, Real
 static std::tuple<double, double, double> low_rank_shrink(Matrix<const Real> HT, Vector<const Real> dq, double eta,
                                                           Matrix<Real> A, int64_t threads)
 {
-    const int64_t d = HT.rows, m = HT.columns, half = m / 2;
+    const int64_t d = HT.rows, m = HT.columns;
     need(dq.size == m && A.rows == m && A.columns == m && A.apart == m && d > 0, "H (d,m), dq (m,), A (m,m) without gaps");
-    Real *out = A.data, *corner = out + half * m + half; /* symmetric: a quarter of it is copied */
-    product(threads, "TN", m, half, d, 1, HT.data, HT.apart, HT.data, HT.apart, 0, out, m);
-    product(threads, "TN", m - half, m - half, d, 1, HT.data + half, HT.apart, HT.data + half, HT.apart, 0, corner, m);
-    for (int64_t i = 0; i < half; i++)
-        for (int64_t k = half; k < m; k++) out[i * m + k] = out[k * m + i];
+    symmetric_product(threads, m, d, 1, HT.data, HT.apart, HT.data, HT.apart, 0, A.data, m);
     double found[3];
-    weigh(m, dq.data, eta, out, found);
+    weigh(m, dq.data, eta, A.data, found);
     return {found[0], found[1], found[2]};
 }
 

@@ -11,3 +11,5 @@
 #include "history.h"
 
 #include "low_rank.h"
+
+#include "square.h"

@@ -84,12 +84,13 @@ static void rows_of_product(const Product *p, int64_t first, int64_t last)
 {
     enum { DEPTH = 384 };
     static thread_local Wide panel[DEPTH * TILE_VECTORS]; /* too large for the stack of some threads */
-    const int64_t M = last - first;
-    for (int64_t k = 0; k < p->K; k += DEPTH)
+    for (int64_t k = 0; k == 0 || k < p->K; k += DEPTH) /* once even where K = 0: an empty sum is 0 */
         for (int64_t j = 0; j < p->N; j += BREADTH) {
             const int64_t depth = p->K - k < DEPTH ? p->K - k : DEPTH, columns = p->N - j < BREADTH ? p->N - j : BREADTH;
-            const Real *A = p->A + first * p->a_down + k * p->a_along, beta = k == 0 ? p->beta : 1;
-            Real *C = p->C + first * p->ldc + j;
+            const int64_t top = p->symmetric && j > first ? j : first, M = last - top;
+            if (M <= 0) continue;
+            const Real *A = p->A + top * p->a_down + k * p->a_along, beta = k == 0 ? p->beta : 1;
+            Real *C = p->C + top * p->ldc + j;
             pack(depth, columns, p->B + k * p->b_down + j * p->b_along, p->b_down, p->b_along, (Real *)panel);
 #define TILES(vectors) tiles(vectors, M, depth, p->alpha, A, p->a_down, p->a_along, panel, beta, C, p->ldc, columns)
             switch ((columns + PER_VECTOR - 1) / PER_VECTOR) {

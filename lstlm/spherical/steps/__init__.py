@@ -14,7 +14,7 @@ change of the rows that Y touches. Two ways to compute it, with the same result:
     Q' = Q − RᵀH − HᵀR ;   w̄' = w̄ − Hᵀ(b∘Hw̄ + η Yp + ‖p‖² η ds) ;   ω' = ω − Hᵀ(b∘Hω + η ds)
     U' = U − (UHᵀ)B H ;   U'⁻ᵀ = U⁻ᵀ + Jᵀ B H ;   V' = V − η Yᵀ J
 
-`Square` (m above d) forms T; 2md² + 4nd² + 5d³ for n distinct targets, with F = YᵀH on these n rows:
+`Square` (m above d) forms T; 1.6md² + 3.6nd² + 4d³ for n distinct targets, with F = YᵀH on these n rows:
 
     K  = HᵀB H,  T = I − K ;   A = W_uᵀF ;   G = ½Q − ½QK − ηA ;   z = w̄ − Kᵀw̄ − η Fᵀp
     Q' = sym of  ½Q − ½QK − ηA − KᵀG + ½η² FᵀF − z cᵀ + ½‖p‖² ccᵀ  (added to its transpose) ;   w̄' = z − ‖p‖² c

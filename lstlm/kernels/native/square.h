@@ -1,0 +1,189 @@
+/* The step for m above d, in the letters of square_reference.py: H, ∇H (m,d) here have an example in each row. */
+
+/* H (m,d) ← h (m,hidden), of any strides, and the constant feature. */
+FOR_THIS_PROCESSOR static void fill_rows(const Strided<const Real> &h, const Matrix<Real> &H)
+{
+    enum { BLOCK = 16 };
+    for (int64_t top = 0; top < H.rows; top += BLOCK) {
+        const int64_t end = top + BLOCK < H.rows ? top + BLOCK : H.rows;
+        if (h.along == 1)
+            for (int64_t i = top; i < end; i++) memcpy(H[i], h.data + i * h.down, h.columns * sizeof(Real));
+        else
+            for (int64_t j = 0; j < h.columns; j++)
+                for (int64_t i = top; i < end; i++) H[i][j] = h.data[i * h.down + j * h.along];
+        for (int64_t i = top; i < end; i++)
+            for (int64_t j = h.columns; j < H.columns; j++) H[i][j] = 1;
+    }
+}
+
+FOR_THIS_PROCESSOR static void multiples(const Real *p, const Real *omega, const Matrix<Real> &W)
+{
+    for (int64_t w = 0; w < W.rows; w++)
+        for (int64_t j = 0; j < W.columns; j++) W[w][j] = (p ? p[w] : 1) * omega[j];
+}
+
+FOR_THIS_PROCESSOR static void read_sums(const Matrix<Real> &H, const Matrix<Real> &products, double *q, double *sum)
+{
+    for (int64_t i = 0; i < H.rows; i++) {
+        q[i] = dot_of(H[i], products[i], H.columns);
+        sum[i] = products[i][H.columns + 1];
+    }
+}
+
+/* H ← h and the constant feature; products (m,d+2) ← HQ | Hω | Hw̄; W (u,d) = VU + p ωᵀ for the rows of V, p (u,);
+ * outputs ← q = diag(H Q Hᵀ), s = H w̄, and o = w·h for each pair, which are added up in float64. */
+static void square_outputs(Matrix<const Real> table, Strided<const Real> h, Matrix<const Real> rows,
+                           Vector<const int64_t> place, Vector<const int64_t> offsets, Optional<Vector<const Real>> p,
+                           Matrix<Real> H, Matrix<Real> products, Matrix<Real> W, Vector<double> outputs, int64_t threads)
+{
+    const Layout at(table.rows / 4 - 1);
+    const int64_t d = at.d, m = h.rows, u = rows.rows;
+    const Bags bags = check_bags(place, offsets, u);
+    need(table.rows == at.rows && table.columns >= d && h.columns <= d && bags.m == m, "table (4d+4,≥d), h (m,≤d)");
+    need(H.rows == m && H.columns == d && products.rows == m && products.columns == d + 2, "H (m,d), products (m,d+2)");
+    need(rows.columns == d && W.rows == u && W.columns == d && (!p.data || p.size == u), "rows, W (u,d), p (u,)");
+    need(outputs.size == 2 * m + bags.n, "outputs (2m+n,)");
+    fill_rows(h, H);
+    product(threads, "NT", m, d + 2, d, 1, H.data, H.apart, table[at.Q], table.apart, 0, products.data, products.apart);
+    read_sums(H, products, outputs.data, outputs.data + m);
+    multiples(p.data, table[at.omega], W);
+    product(threads, "NN", u, d, d, 1, rows.data, rows.apart, table[at.U], table.apart, 1, W.data, W.apart);
+    dot_pairs({W.data, u, d, W.apart}, bags, {H.data, m, d, H.apart}, outputs.data + 2 * m);
+}
+
+FOR_THIS_PROCESSOR static void gradients(const Matrix<const Real> &W, const Bags &bags, const Real *partials,
+                                         const Matrix<const Real> &products, const Real *w_bar, const Matrix<Real> &grad_H)
+{
+    const Real *dq = partials + bags.m, *ds = dq + bags.m, *dout = ds + bags.m;
+    for (int64_t i = 0; i < bags.m; i++) {
+        const Real *HQ = products[i], twice = 2 * dq[i], sum = ds[i];
+        Real *out = grad_H[i];
+        for (int64_t j = 0; j < W.columns; j++) out[j] = twice * HQ[j] + sum * w_bar[j];
+        for (int64_t k = bags.offsets[i]; k < bags.offsets[i + 1]; k++) {
+            const Real *row = W[bags.place[k]], weight = dout[k];
+            for (int64_t j = 0; j < W.columns; j++) out[j] += weight * row[j];
+        }
+    }
+}
+
+/* ∇H (m,d) ← 2 dq ∘ HQ + YW + ds ⊗ w̄. */
+static void square_backward(Matrix<const Real> table, Matrix<const Real> W, Vector<const int64_t> place,
+                            Vector<const int64_t> offsets, Vector<const Real> partials, Matrix<const Real> products,
+                            Matrix<Real> grad_H)
+{
+    const Layout at(table.rows / 4 - 1);
+    const Bags bags = check_bags(place, offsets, W.rows);
+    need(table.rows == at.rows && table.columns >= at.d && W.columns == at.d, "table (4d+4,≥d), W (u,d)");
+    need(products.rows == bags.m && products.columns >= at.d && partials.size == 3 * bags.m + bags.n, "products (m,d+2)");
+    need(grad_H.rows == bags.m && grad_H.columns == at.d, "∇H (m,d)");
+    gradients(W, bags, partials.data, products, table[at.w_bar], grad_H);
+}
+
+/* F += YᵀH, Fᵀp += HᵀYp and c += Hᵀds over the examples from `first` on, and BH (some,d) ← dq ∘ H of these. */
+FOR_THIS_PROCESSOR static void weigh_examples(const Matrix<const Real> &H, const Bags &bags, const Real *p,
+                                              const Real *partials, int64_t first, const Matrix<Real> &F, Real *Fp, Real *c,
+                                              const Matrix<Real> &BH)
+{
+    const int64_t d = H.columns;
+    const Real *dq = partials + bags.m, *ds = dq + bags.m, *dout = ds + bags.m;
+    for (int64_t i = first; i < first + BH.rows; i++) {
+        const Real *h = H[i];
+        Real Yp = 0, *scaled = BH[i - first];
+        for (int64_t k = bags.offsets[i]; k < bags.offsets[i + 1]; k++) {
+            Real *row = F[bags.place[k]];
+            Yp += (p ? p[bags.place[k]] : 1) * dout[k];
+            for (int64_t j = 0; j < d; j++) row[j] += dout[k] * h[j];
+        }
+        for (int64_t j = 0; j < d; j++) {
+            scaled[j] = dq[i] * h[j];
+            Fp[j] += Yp * h[j];
+            c[j] += ds[i] * h[j];
+        }
+    }
+}
+
+/* F (u,d) = YᵀH, and sums (3d+2,d) ← K = HᵀBH, A = WᵀF, FᵀF, Fᵀp, c = η Hᵀds; b = 2η dq. Scratch: BH (≤m,d). */
+static void square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const int64_t> place,
+                        Vector<const int64_t> offsets, Optional<Vector<const Real>> p, Vector<const Real> partials,
+                        double eta, Matrix<Real> F, Matrix<Real> sums, Matrix<Real> BH, int64_t threads)
+{
+    const int64_t d = H.columns, m = H.rows, u = W.rows;
+    const Bags bags = check_bags(place, offsets, u);
+    need(bags.m == m && partials.size == 3 * m + bags.n && W.columns == d, "a bag for an example, partials (3m+n,), W (u,d)");
+    need(F.rows == u && F.columns == d && sums.rows == 3 * d + 2 && sums.columns == d, "F (u,d), sums (3d+2,d)");
+    need(BH.rows > 0 && BH.columns == d && (!p.data || p.size == u), "BH (≤m,d), p (u,)");
+    Real *Fp = sums[3 * d], *c = sums[3 * d + 1];
+    for (int64_t w = 0; w < u; w++) memset(F[w], 0, d * sizeof(Real));
+    memset(Fp, 0, d * sizeof(Real)), memset(c, 0, d * sizeof(Real));
+    for (int64_t i = 0; i < m; i += BH.rows) { /* as many at a time as stay in the cache */
+        const int64_t some = m - i < BH.rows ? m - i : BH.rows;
+        weigh_examples(H, bags, p.data, partials.data, i, F, Fp, c, {BH.data, some, d, BH.apart});
+        multiply({d, d, some, (Real)(2 * eta), (Real)(i > 0), BH.data, H[i], sums.data, 1, BH.apart, H.apart, 1, sums.apart,
+                  true},
+                 threads);
+    }
+    mirror(d, sums.data, sums.apart);
+    for (int64_t j = 0; j < d; j++) c[j] *= (Real)eta;
+    product(threads, "TN", d, d, u, 1, W.data, W.apart, F.data, F.apart, 0, sums[d], sums.apart);
+    symmetric_product(threads, d, u, 1, F.data, F.apart, F.data, F.apart, 0, sums[2 * d], sums.apart);
+}
+
+/* What `square_update` is given and makes room for: QK (d+2,d) of Q, ω and w̄, then steps of U⁻ᵀ and U (d,d). */
+struct SquareUpdate {
+    const Real *K, *A, *FTF, *Fp, *c;
+    int64_t apart;
+    double eta, p_norm2;
+};
+
+/* QK ← G = ½Q − S and recent −= S − ½η² FᵀF + z cᵀ − ½‖p‖² ccᵀ, S = ½QK + ηA, z = w̄ − Kw̄ − η Fᵀp; then those of ω and w̄. */
+FOR_THIS_PROCESSOR static void add_to_recent(const Layout &at, const Matrix<Real> &table, const SquareUpdate &s,
+                                             const Matrix<Real> &QK)
+{
+    const int64_t d = at.d;
+    const Real eta = (Real)s.eta, half_square = eta * eta / 2, p_norm2 = (Real)s.p_norm2;
+    Real *w_bar_step = QK[d + 1];
+    for (int64_t j = 0; j < d; j++) w_bar_step[j] += eta * s.Fp[j];
+    for (int64_t i = 0; i < d; i++) {
+        const Real z = table[at.w_bar][i] - w_bar_step[i] - p_norm2 / 2 * s.c[i], *Q = table[i];
+        const Real *A = s.A + i * s.apart, *FTF = s.FTF + i * s.apart;
+        Real *G = QK[i], *recent = table[at.recent + i];
+        for (int64_t j = 0; j < d; j++) {
+            const Real S = G[j] / 2 + eta * A[j];
+            recent[j] -= S - half_square * FTF[j] + z * s.c[j];
+            G[j] = Q[j] / 2 - S;
+        }
+    }
+    for (int64_t j = 0; j < d; j++) {
+        table[at.recent + d][j] -= QK[d][j] + s.c[j];
+        table[at.recent + d + 1][j] -= w_bar_step[j] + p_norm2 * s.c[j];
+    }
+}
+
+/* F (d,d), whose diagonal is 1 + deviation, += times · step. */
+FOR_THIS_PROCESSOR static void move_frame(const Matrix<Real> &F, Real *deviation, Real times, const Matrix<Real> &step)
+{
+    for (int64_t i = 0; i < F.rows; i++) {
+        deviation[i] += times * step[i][i];
+        for (int64_t j = 0; j < F.rows; j++) F[i][j] += times * step[i][j];
+        F[i][i] = deviation[i] + 1;
+    }
+}
+
+/* The update of the whole table, given the sums and S = T⁻¹ − I (d,d), T = I − K. Scratch: room (d+2,d). */
+static void square_update(Matrix<Real> table, Matrix<const Real> base, Flat<Real> deviation, Matrix<const Real> sums,
+                          Strided<const Real> S, double p_norm2, double eta, Matrix<Real> room, int64_t threads)
+{
+    const Layout at = check_table(table, base);
+    const int64_t d = at.d, width = table.apart;
+    need(sums.rows == 3 * d + 2 && sums.columns == d && S.rows == d && S.columns == d, "sums (3d+2,d), S (d,d)");
+    need(deviation.size == 2 * d && room.rows == d + 2 && room.columns == d, "deviation (2,d), room (d+2,d)");
+    const SquareUpdate s = {sums[0], sums[d], sums[2 * d], sums[3 * d], sums[3 * d + 1], sums.apart, eta, p_norm2};
+    product(threads, "NN", d + 2, d, d, 1, table.data, width, s.K, s.apart, 0, room.data, room.apart);
+    add_to_recent(at, table, s, room);
+    product(threads, "NN", d, d, d, -1, s.K, s.apart, room.data, room.apart, 1, table[at.recent], width); /* − KG */
+    product(threads, "NN", d, d, d, 1, table[at.U], width, s.K, s.apart, 0, room.data, room.apart);
+    move_frame({table[at.U], d, d, width}, deviation.data + d, -1, room);
+    multiply({d, d, d, 1, 0, table[at.U_inv_T], S.data, room.data, width, 1, S.along, S.down, room.apart}, threads);
+    move_frame({table[at.U_inv_T], d, d, width}, deviation.data, 1, room);
+    add_up_here(at, table, base.data);
+}
