@@ -4,7 +4,7 @@
 have; at this size the sums below would cost more to send than to compute.
 
 `SquareHere`, above: a rank multiplies its own part of the examples and its own touched rows, and three sums are added
-up over the ranks, K = HᵀBH, A = W_uᵀF, FᵀF, and with them Fᵀp and c. Rows of V stay where they are. Sent: rows of H to the
+up over the ranks, K = HᵀBH, A = W_uᵀF, FᵀF, and Fᵀp and c. Rows of V stay where they are. Sent: rows of H to the
 owners of their targets and rows of YW back, at most O(md) for the m examples of this rank; the outputs at the targets,
 O(mK); the sums, O(d²). On every rank: O(d³) alone.
 """
