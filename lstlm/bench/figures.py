@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def draw(document: Document, path: Path) -> list[Path]:
     makers: dict[str, dict[str, Callable[[Any, list[Record]], None]]] = {
         "output": {"": _timing, "-speedup": _speedup},
         "model": {"": _model},
-        "learning": {"": draw_learning},
+        "learning": {"": partial(draw_learning, environment=document.get("environment"))},
         "data": {"": _data},
         "distributed": {"": _distributed},
     }

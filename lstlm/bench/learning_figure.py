@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lstlm.bench.colours import CYCLE
@@ -21,8 +22,11 @@ PANELS = (
 CHANCE = {"simlex": 2 / 999**0.5, "wordsim": 2 / 353**0.5}
 
 
-def draw_learning(figure: Any, records: list[Record]) -> None:
-    """Draw a line a model, the mean over seeds; thin: every seed; dashed: the vectors of the output side."""
+def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, Any] | None = None) -> None:
+    """Draw a line a model, the mean over seeds; thin: every seed; dashed: the vectors of the output side.
+
+    `environment` is that of the document: it tells the hardware.
+    """
     scored = [panel for panel in PANELS if any(r.get(panel[0]) is not None for r in records)]
     if not scored:
         raise ConfigError("--plot: the records hold no score")
@@ -51,7 +55,8 @@ def draw_learning(figure: Any, records: list[Record]) -> None:
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     left_out = [title.partition(",")[0] for key, title in scored if (key, title) not in panels]
-    figure.suptitle(_caption(records, left_out), x=0.01, ha="left", fontsize=9, color="#444444")
+    caption = textwrap.fill(_caption(records, left_out, environment or {}), 66 * min(2, len(panels)))
+    figure.suptitle(caption, x=0.01, ha="left", fontsize=9, color="#444444")
 
 
 def _labels(records: Sequence[Record]) -> list[str]:
@@ -72,17 +77,22 @@ def _logarithmic(axes: Any) -> None:
         axis_formatter(lambda y, _, digits=labelled: f"{y:,.0f}" if f"{y:e}"[0] in digits else "")
 
 
-def _caption(records: Sequence[Record], left_out: Sequence[str]) -> str:
-    """Say which corpus, how many seeds, what the thin and the dashed lines are, and which scores are not drawn."""
+def _caption(records: Sequence[Record], left_out: Sequence[str], environment: Mapping[str, Any]) -> str:
+    """Say corpus, hardware, number of seeds, what thin and dashed lines are, and which scores are not drawn."""
     first = records[0]
     parts = []
     if "words" in first:
         name = f"{first['corpus']}: " if "corpus" in first else ""
         parts.append(f"{name}{first['words']:,} words of text, vocabulary {first['D']:,}")
+    if "processor" in environment:
+        threads = first.get("threads", 1)
+        parts.append(f"{threads} thread{'s' * (threads > 1)} of {environment['processor']}")
     seeds = {len({r["seed"] for r in records if r["label"] == label}) for label in _labels(records)}
     if max(seeds) > 1:
         count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
         parts.append(f"mean of {count} seeds, thin: each of them")
+    else:
+        parts.append("one seed each")
     if any(r.get(f"{key}_output") is not None for r in records for key, _ in PANELS):
         parts.append("dashed: vectors of the output side")
     if left_out:

@@ -50,6 +50,15 @@ def _unknown_words_are_shown(config: Config) -> str | None:
     return None
 
 
+def _identity_is_square(config: Config) -> str | None:
+    model, data = config.model, config.data
+    words = data.context if model.combine == "concat" and data.context_kind in ("previous", "window") else 1
+    width = model.embedding * words
+    if model.start == "random" or set(model.hidden) <= {width}:
+        return None
+    return f"identity needs hidden layers as wide as their input, {width}; set model.hidden so, or start to random"
+
+
 def _decay_shrinks(config: Config) -> str | None:
     decay, lr = config.output.weight_decay, config.optim.output_lr
     if lr is not None and decay * lr >= 1:
@@ -97,6 +106,10 @@ RULES = (
     Rule(("output.stabilise_range",), _range_is_ordered),
     Rule(("data.context", "data.context_kind"), _window_is_even),
     Rule(("data.unknown", "data.context_kind"), _unknown_words_are_shown),
+    Rule(
+        ("model.start", "model.hidden", "model.embedding", "model.combine", "data.context", "data.context_kind"),
+        _identity_is_square,
+    ),
     Rule(("output.weight_decay", "optim.output_lr"), _decay_shrinks),
     Rule(("data.context_kind", "model.hidden", "output.loss", "output.kind"), _rows_are_refitted),
     Rule(("optim.output", "output.kind"), _rows_have_rates),

@@ -56,6 +56,11 @@ class ModelConfig:
     embedding: int = option(300, "size of a word's input vector", at_least=1, at_most=65536)
     hidden: tuple[int, ...] = option((300, 300), "sizes of the hidden layers; [] for none", at_least=1, at_most=65536)
     activation: Literal["tanh", "relu", "identity"] = option("tanh", "non-linearity of the hidden layers")
+    start: Literal["random", "identity"] = option(
+        "random",
+        "hidden layers at the start: random weights, or the identity, so that words reach the output layer unmixed; "
+        "identity needs layers as wide as their input",
+    )
     combine: Literal["concat", "sum", "mean"] = option("concat", "how the context's vectors become one")
     vector_power: float = option(
         0.25, "cooccurrence: word vectors are principal axes times singular values to this power", at_least=0, at_most=1

@@ -99,7 +99,10 @@ class HiddenLayers(nn.Sequential):
             )
             limit = _GAINS[config.activation] * (3.0 / inputs) ** 0.5
             with torch.no_grad():
-                linear.weight.uniform_(-limit, limit, generator=generator)
+                if config.start == "identity":
+                    nn.init.eye_(linear.weight)
+                else:
+                    linear.weight.uniform_(-limit, limit, generator=generator)
                 linear.bias.zero_()
             layers.append(linear)
             inputs = outputs

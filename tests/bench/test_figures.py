@@ -2,6 +2,7 @@
 
 import builtins
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -180,10 +181,12 @@ def test_the_check_of_names_finds_a_crossing() -> None:
 def test_the_learning_figure_explains_itself(tmp_path: Path) -> None:
     facts = {"corpus": "shard", "words": 7_000_000, "D": 39_932, "wordsim": 0.03, "simlex_output": 0.2}
     records = [{**record, **facts} for record in learning_records()]
-    (path,) = figures.draw({"benchmark": "learning", "records": records}, tmp_path / "f.svg")
-    text = path.read_text(encoding="utf-8")
-    assert "shard: 7,000,000 words of text, vocabulary 39,932; mean of 2 seeds, thin: each of them" in text
-    assert "dashed: vectors of the output side" in text
+    document = {"benchmark": "learning", "records": records, "environment": {"processor": "Abacus 9"}}
+    (path,) = figures.draw(document, tmp_path / "f.svg")
+    drawn = path.read_text(encoding="utf-8")
+    text = " ".join(re.sub(r"<[^>]*>", " ", drawn).split())
+    assert "shard: 7,000,000 words of text, vocabulary 39,932; 1 thread of Abacus 9;" in text
+    assert "mean of 2 seeds, thin: each of them; dashed: vectors of the output side" in text
     # within two standard errors of 0 there is nothing to see
     assert "WordSim-353 within two standard errors of 0, not drawn" in text and "WordSim-353, Spearman" not in text
     assert "SimLex-999, Spearman" in text

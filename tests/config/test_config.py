@@ -107,6 +107,10 @@ def test_an_object_tag_is_refused_and_nothing_is_constructed() -> None:
         ("data: {context_kind: bag, unknown: 0.5}", "f.yaml: data.unknown: 0.5 must be 0 for context_kind bag"),
         ("data: {context_kind: bag, context: 5}", "f.yaml: data.context: 5 must be even for context_kind bag: .*"),
         (
+            "model: {start: identity, embedding: 300, hidden: [300]}",
+            "f.yaml: model.start: identity needs hidden layers as wide as their input, 1200; .*",
+        ),
+        (
             "output: {weight_decay: 2}\noptim: {output_lr: 1}",
             "f.yaml: output.weight_decay: 2.0 × optim.output_lr 1.0 must stay below 1, .*",
         ),

@@ -43,6 +43,7 @@ def values(kind: Any, limits: dict[str, float]) -> st.SearchStrategy[Any]:
 TOGETHER = {
     "data.context": st.integers(1, 512).map(lambda half: 2 * half),
     "data.context_kind": st.sampled_from(("previous", "window")),  # of a bag, data.unknown is 0
+    "model.start": st.just("random"),
     "output.prior": st.just("none"),
     "output.loss": st.sampled_from(("taylor", "spherical")),
     "optim.output": st.none() | st.just("sgd"),

@@ -42,6 +42,14 @@ def plain(made: HiddenLayers, x: Tensor, gradient: Tensor) -> tuple[Tensor, list
     return h.detach(), [g for g in found if g is not None]
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_layers_that_start_as_the_identity_only_bend_what_they_are_given(activation: str) -> None:
+    config = ModelConfig(embedding=9, hidden=(9, 9), combine="mean", start="identity", activation=activation)  # type: ignore[arg-type]
+    x = random(4, 9)
+    f = {"tanh": torch.tanh, "relu": torch.relu, "identity": lambda z: z}[activation]
+    torch.testing.assert_close(HiddenLayers(9, config, torch.zeros(1), None)(x), f(f(x)))
+
+
 @pytest.mark.parametrize("m", [1, 3, 40])
 @pytest.mark.parametrize("hidden", [(6,), (7, 5), (1, 33, 2)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
