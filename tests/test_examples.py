@@ -1,10 +1,12 @@
-"""The notebook runs from top to bottom, and what it shows was printed by its own cells."""
+"""The examples run, and what the notebook shows was printed by its own cells."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lstlm.data.demo import PIECES, DemoSource
 
@@ -25,12 +27,25 @@ def test_the_notebook_was_run_in_order_and_holds_its_pictures() -> None:
     assert len(pictures) == 2
 
 
+def test_recommendation_learns_with_either_head(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = runpy.run_path(str(NOTEBOOK.parent / "multilabel.py"))
+    monkeypatch.setattr("sys.argv", ["multilabel.py", "--items", "2000", "--seconds", "0.4", "--test-users", "50"])
+    threads = torch.get_num_threads()
+    try:
+        example["main"]()
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()] == ["2000", "SphericalOutput", "rate", "BCE,", "rate"]
+
+
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("matplotlib", "gensim"):
         pytest.importorskip(package)
     import matplotlib
-    import torch
 
     less = DemoSource(pieces=PIECES[:1])  # half a million words, not three
     monkeypatch.setattr("lstlm.data.sources.DemoSource", lambda: less)

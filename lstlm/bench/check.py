@@ -21,11 +21,11 @@ VOCAB, WIDTH, STEPS = 400, 40, 8
 TOLERANCE = 1e-8
 
 
-def verify(method: Method, d: int, m: int) -> float:
+def verify(method: Method, d: int, m: int, targets: int = 1) -> float:
     """Return the largest relative error of a method's losses, ∂/∂h and weights over some steps; raise if too large."""
     hidden = WIDTH - 1
     batch_size = max(1, round(m * WIDTH / d))
-    work = Workload(hidden, VOCAB, batch_size, dtype=torch.float64, seed=7)
+    work = Workload(hidden, VOCAB, batch_size, targets=targets, dtype=torch.float64, seed=7)
     # With all words as candidates the sampled softmax is the full one, so that it has a right answer.
     # A tight range makes the stabiliser repair within a few steps.
     tight = {} if method.stabilise == "lazy" else {"stabilise_every": 2}
@@ -66,7 +66,7 @@ class Oracle:
         self.parts = [part.detach().clone().requires_grad_() for part in parts]
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
-        """Return the losses (m,) of h (m,hidden) for ids (m,)."""
+        """Return the losses (m,) of h (m,hidden) for ids (m,), or (m,K) where the layer takes several targets."""
         raise TypeError(f"{type(self).__name__} has no losses")
 
     def step(self, h: Tensor, ids: Tensor, lr: float) -> tuple[float, Tensor]:
@@ -92,7 +92,7 @@ class Oracle:
 
 
 class SphericalOracle(Oracle):
-    """ℓ(‖o‖², Σo, o_target) with o = W h + b in full; only the value of the loss is taken from the package."""
+    """ℓ(‖o‖², Σo, o, y) with o = W h + b and the targets y in full; only the value of the loss is taken from the package."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__([layer.weight(), layer.bias_vector()])
@@ -101,9 +101,9 @@ class SphericalOracle(Oracle):
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
         W, b = self.parts
         o = h @ W.T + b
-        target = o.gather(1, ids[:, None])
-        q, s = o.square().sum(1), o.sum(1)
-        losses: Tensor = self.loss.partials(q, s, target, torch.ones_like(target), float(len(W))).value
+        ids = ids.view(len(h), -1)
+        y = torch.zeros_like(o).scatter_add_(1, ids, torch.full_like(ids, 1 / ids.shape[1], dtype=o.dtype))
+        losses: Tensor = self.loss.partials(o.square().sum(1), o.sum(1), o, y, float(len(W))).value
         return losses
 
 

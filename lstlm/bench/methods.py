@@ -130,7 +130,8 @@ class Runner:
     def step(self, h: Tensor, ids: Tensor) -> Tensor:
         """Take one step; return ∂(mean loss)/∂h."""
         self.layer.discard()  # a step that was refused
-        self.losses, gradient = self.layer.value_and_grad(h, ids)
+        values = None if ids.dim() == 1 else torch.full_like(ids, 1 / ids.shape[1], dtype=h.dtype)
+        self.losses, gradient = self.layer.value_and_grad(h, ids, values)
         self.layer.update(self.lr)
         return gradient
 

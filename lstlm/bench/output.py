@@ -29,13 +29,16 @@ _SHARE_OF_GROUP = 0.5  # of it that the methods which take turns may take togeth
 
 @dataclass(frozen=True)
 class Plan:
-    """What to time. `d` counts the constant feature. `everywhere`: sweeping stabilisers at every size, not at the
-    smallest and the largest alone."""
+    """What to time. `d` counts the constant feature. An example has `targets` targets, of value 1/targets.
+
+    `everywhere`: sweeping stabilisers at every size, not at the smallest and the largest alone.
+    """
 
     methods: Sequence[Method]
     vocab_sizes: Sequence[int] = SIZES
     d: int = 300
     m: int = 128
+    targets: int = 1
     dtype: torch.dtype = torch.float32
     effort: Effort = field(default_factory=Effort)
     everywhere: bool = True
@@ -127,7 +130,7 @@ class LayerSteps:
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
     """Verify every method, then time them size by size."""
     outcome = Outcome()
-    errors = {method: verify(method, plan.d, plan.m) for method in plan.methods}
+    errors = {method: verify(method, plan.d, plan.m, plan.targets) for method in plan.methods}
     say(f"{len(errors)} methods verified against plain autograd; largest error {max(errors.values()):.1e}")
     total = sum(plan.work(method, vocab) for vocab in plan.vocab_sizes for method in plan.at(vocab))
     left = TimeLeft(say, total)
@@ -217,8 +220,7 @@ class _Guarded:
 
 def _prepare(plan: Plan, method: Method, vocab: int) -> LayerSteps:
     """Build the layer and its stream of minibatches; every method sees the same stream."""
-    work = Workload(plan.d - 1, vocab, plan.m, dtype=plan.dtype)
-    first = Workload(plan.d - 1, vocab, plan.m, dtype=plan.dtype)
+    work, first = (Workload(plan.d - 1, vocab, plan.m, targets=plan.targets, dtype=plan.dtype) for _ in range(2))
     lr = learning_rate(method, vocab, [next(first)[0] for _ in range(3)])
 
     def make() -> Runner:
@@ -236,6 +238,7 @@ def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSt
         "D": vocab,
         "d": plan.d,
         "m": plan.m,
+        **({"targets": plan.targets} if plan.targets > 1 else {}),
         "threads": torch.get_num_threads(),
         "dtype": str(plan.dtype).removeprefix("torch."),
         **figures,

@@ -23,17 +23,25 @@ def zipf_counts(vocab: int) -> Tensor:
 
 
 class Workload:
-    """An endless stream of (h (m,hidden), target_ids (m,)); two streams of one seed are equal.
+    """An endless stream of (h (m,hidden), target_ids (m,), or (m,K) for K > 1 targets); equal for equal seeds.
 
     h = tanh(μ + x A_t) with x ~ N(0, I), the rows of A_t scaled by a decaying spectrum, A_t = cos θ A + sin θ A' and θ
     growing slowly with the step t, so that no direction stays strong or weak for ever.
     """
 
     def __init__(
-        self, hidden: int, vocab: int, batch_size: int, *, dtype: torch.dtype = torch.float32, seed: int = 1
+        self,
+        hidden: int,
+        vocab: int,
+        batch_size: int,
+        *,
+        targets: int = 1,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 1,
     ) -> None:
         self._random = torch.Generator().manual_seed(seed)
         self._batch_size, self._dtype = batch_size, dtype
+        self._shape = (batch_size,) if targets == 1 else (batch_size, targets)
         self.counts = zipf_counts(vocab)
         self._cumulative = self.counts.cumsum(0)
         spectrum = torch.arange(1, hidden + 1, dtype=torch.float64) ** -SPECTRUM_DECAY
@@ -55,7 +63,7 @@ class Workload:
             self._mean = (math.cos(angle) * mu + math.sin(angle) * nu).to(self._dtype)
         self._step += 1
         x = torch.randn(self._batch_size, len(self._mixed), generator=self._random, dtype=self._dtype)
-        u = torch.rand(self._batch_size, generator=self._random, dtype=torch.float64) * self._cumulative[-1]
+        u = torch.rand(self._shape, generator=self._random, dtype=torch.float64) * self._cumulative[-1]
         ids = torch.searchsorted(self._cumulative, u).clamp_(max=len(self._cumulative) - 1)
         return torch.addmm(self._mean, x, self._mixed).tanh_(), ids
 

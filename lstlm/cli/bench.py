@@ -41,6 +41,8 @@ Example:
 @click.option("--hidden", "d", type=click.IntRange(2), default=300, show_default=True,
               help="Inputs of the layer, d, the constant feature included.")  # fmt: skip
 @click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step, m.")
+@click.option("--targets", type=click.IntRange(1), default=1, show_default=True,
+              help="Targets an example, K, of value 1/K each; above 1 for factored and naive alone.")  # fmt: skip
 @common.names_option("--methods", "naive-blocked, log_prob, " + ", ".join(OUTPUTS.names()))
 @common.names_option("--losses", f"{', '.join(LOSSES.names())}; naive and sweeping ones the first two")
 @common.names_option("--stabilise", "lazy, none, restore, svd, power; the last three at the end sizes alone")
@@ -61,7 +63,9 @@ def output(**given: Any) -> None:
 
     quick = given["quick"]
     known = method_names()
-    names = common.names(given["methods"], known, known[:-1] if quick else known)
+    if given["targets"] > 1:
+        known = ("factored", "naive")
+    names = common.names(given["methods"], known, known[:-1] if quick and given["targets"] == 1 else known)
     losses = common.names(given["losses"], LOSSES.names(), ("z", "squared") if quick else LOSSES.names())
     stabilisers = common.names(given["stabilise"], STABILISERS, ("lazy",) if quick else STABILISERS)
     methods = expand(names, losses, stabilisers, given["stabilise_every"])
@@ -70,6 +74,7 @@ def output(**given: Any) -> None:
         vocab_sizes=given["vocab_sizes"] or (bench.QUICK_SIZES if quick else bench.SIZES),
         d=given["d"],
         m=given["m"],
+        targets=given["targets"],
         dtype=getattr(torch, given["dtype"]),
         effort=common.effort(given, OUTPUT_EFFORT, (0.25, 60)),
         everywhere=given["stabilise"] is not None,

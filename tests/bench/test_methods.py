@@ -24,6 +24,14 @@ def test_the_form_for_large_minibatches_is_verified_too(loss: str) -> None:
     assert check.verify(Method("factored", loss, "lazy"), d=40, m=60) <= check.TOLERANCE
 
 
+@pytest.mark.parametrize("m", [12, 60])
+@pytest.mark.parametrize("loss", LOSSES.names())
+@pytest.mark.parametrize("kind", ["factored", "naive"])
+def test_several_targets_are_verified_too(kind: str, loss: str, m: int) -> None:
+    method = Method(kind, loss, "lazy" if kind == "factored" else None)
+    assert check.verify(method, d=40, m=m, targets=5) <= check.TOLERANCE
+
+
 @pytest.mark.parametrize("stabilise", ["lazy", "svd", "power", "restore"])
 def test_the_check_makes_the_stabiliser_repair(stabilise: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers: list[SphericalOutput] = []
