@@ -108,7 +108,7 @@ class OutputConfig:
         at_least=0,
         at_most=1,
     )
-    shortlist: int = option(1000, "shortlist: words of the softmax; the others are its factored tail", at_least=1)
+    shortlist: int = option(500, "shortlist: words of the softmax; the others are its factored tail", at_least=1)
     tail_rate: float = option(0.04, "shortlist: learning rate of the tail, as a share of optim.output_lr", above=0)
     ridge: float = option(0.0, "cooccurrence: L2 penalty of a refit, as a share of the mean square", at_least=0)
 

@@ -45,7 +45,7 @@ class ShortlistSoftmax(nn.Module):
         n_classes: int,
         *,
         counts: Tensor | None = None,
-        shortlist: int = 1000,
+        shortlist: int = 500,
         ignore_index: int = -100,
         **settings: Any,
     ) -> None:

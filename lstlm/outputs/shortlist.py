@@ -48,7 +48,7 @@ class ShortlistOutput(RecordedOutput):
         hidden: int,
         counts: Tensor,
         *,
-        shortlist: int = 1000,
+        shortlist: int = 500,
         loss: SphericalLoss | None = None,
         prior_power: float = 0.5,
         tail_rate: float = TAIL_RATE,
