@@ -92,7 +92,7 @@ class Oracle:
 
 
 class SphericalOracle(Oracle):
-    """ℓ(‖o‖², Σo, o, y) with o = W h + b and the targets y in full; only the value of the loss is taken from the package."""
+    """ℓ(‖o‖², Σo, o, y) with o = W h + b and targets y in full; only the loss as such is taken from the package."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__([layer.weight(), layer.bias_vector()])
