@@ -67,12 +67,18 @@ def outside(ids: Tensor, rows: int) -> int | None:
     return low if low < 0 else high if high >= rows else None
 
 
-def read_rows(table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0, *, impl: Impl = "auto") -> Tensor:
-    """Return (n/each,size): scale times the sum of every `each` rows of table (D,size), ids (n,)."""
+def read_rows(
+    table: Tensor, ids: Tensor, each: int = 1, scale: float = 1.0, *, gaps: bool = False, impl: Impl = "auto"
+) -> Tensor:
+    """Return (n/each,size): scale times the sum of every `each` rows of table (D,size), ids (n,).
+
+    With `gaps` they may start at cache lines, for products that write into them.
+    """
     if (code := _for_rows(impl, table)) is None:
         return reference.read_rows(table, ids, each, scale)
-    out = table.new_empty(ids.shape[0] // each, table.shape[1])
-    code.sum_rows(table, _listed(ids), each, scale, out)
+    n, size = ids.shape[0] // each, table.shape[1]
+    out = aligned(table, n, size) if gaps else table.new_empty(n, size)
+    code.sum_rows(table, _listed(ids), each, scale, out, get_num_threads())
     return out
 
 
@@ -81,7 +87,7 @@ def write_rows(table: Tensor, ids: Tensor, values: Tensor, *, impl: Impl = "auto
     if (code := _for_rows(impl, table)) is None:
         table.index_copy_(0, ids, values)
     else:
-        code.write_rows(table, _listed(ids), values.contiguous())
+        code.write_rows(table, _listed(ids), _rows(values))
 
 
 def add_rows(table: Tensor, change: RowValues, times: float = 1.0, *, impl: Impl = "auto") -> None:

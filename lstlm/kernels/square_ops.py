@@ -38,7 +38,7 @@ def square_backward(
     if (code := native_for(impl, table)) is None:
         return reference.square_backward(table, W, targets, partials, products)
     gradient = aligned(W, targets.m, W.shape[1])
-    code.square_backward(table, W, targets.place, targets.offsets, partials, products, gradient)
+    code.square_backward(table, W, targets.place, targets.offsets, partials, products, gradient, get_num_threads())
     return gradient
 
 

@@ -86,7 +86,7 @@ class FactoredState(Table):
     # ---- rows ----------------------------------------------------------------------------------------------------
     def read(self, ids: Tensor | slice) -> Tensor:
         """Return rows of V (n,d) in the current frame, as if every past repair had swept them; a copy."""
-        rows = self.V[ids].clone() if isinstance(ids, slice) else read_rows(self.V, ids, impl=self.impl)
+        rows = self.V[ids].clone() if isinstance(ids, slice) else read_rows(self.V, ids, gaps=True, impl=self.impl)
         return self.history.bring_forward(rows, ids)
 
     def write(self, ids: Tensor | slice, rows: Tensor) -> None:

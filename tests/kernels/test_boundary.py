@@ -47,28 +47,28 @@ def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_what_does_not_fit_is_refused(table: Tensor, ids: Tensor, out: Tensor, error: type[Exception]) -> None:
     before = out.clone()
     with pytest.raises(error):
-        native.sum_rows(table, ids, 1, 2.0, out)
+        native.sum_rows(table, ids, 1, 2.0, out, 1)
     assert torch.equal(out, before)
 
 
 def test_numbers_and_counts_of_arguments() -> None:
     table, ids, out = floats(5, 4), torch.tensor([1, 2]), floats(2, 4)
-    for wrong in ((table, ids, 1, 2.0), (table, ids, 1, 2.0, out, 0), ()):
+    for wrong in ((table, ids, 1, 2.0), (table, ids, 1, 2.0, out, 1, 0), ()):
         with pytest.raises(TypeError):
             native.sum_rows(*wrong)
     for each, scale in ((0, 1.0), (-1, 1.0), (3, 1.0)):
         with pytest.raises(ValueError, match="each"):
-            native.sum_rows(table, ids, each, scale, out)
+            native.sum_rows(table, ids, each, scale, out, 1)
     with pytest.raises(TypeError):
-        native.sum_rows(table, ids, "1", 1.0, out)
+        native.sum_rows(table, ids, "1", 1.0, out, 1)
     with pytest.raises(OverflowError):
-        native.sum_rows(table, ids, 2**70, 1.0, out)
+        native.sum_rows(table, ids, 2**70, 1.0, out, 1)
     with pytest.raises(TypeError):
         native.adagrad([table], (table,), [table], 0.1, 1e-10)
     with pytest.raises(ValueError, match="64"):
         native.adagrad([table] * 65, [table] * 65, [table] * 65, 0.1, 1e-10)
     with pytest.raises((BufferError, RuntimeError)):
-        native.sum_rows(table.to("meta"), ids, 1, 1.0, out)
+        native.sum_rows(table.to("meta"), ids, 1, 1.0, out, 1)
 
 
 def test_a_tensor_in_name_only_is_left_to_torch() -> None:
@@ -78,7 +78,7 @@ def test_a_tensor_in_name_only_is_left_to_torch() -> None:
     table = floats(5, 4).as_subclass(Named)
     assert choice.native_for("auto", table) is None
     with pytest.raises(TypeError, match="tensor"):
-        native.sum_rows(table, torch.tensor([1]), 1, 1.0, floats(1, 4))
+        native.sum_rows(table, torch.tensor([1]), 1, 1.0, floats(1, 4), 1)
     with pytest.raises(ConfigError, match="impl='native'"):
         ops.read_rows(table, torch.tensor([1]), impl="native")
 

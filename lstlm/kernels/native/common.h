@@ -21,6 +21,7 @@ enum {
     LANES = 16,               /* sums side by side, so that one of vectors comes of it */
     AT_ONCE = 64,             /* rows of about the same age in one product */
     WORTH_A_THREAD = 1 << 20, /* multiplications */
+    WORTH_SHARING = 1 << 15,  /* numbers that a pass goes over */
 };
 enum { IDENTITY, TANH, RELU };               /* ACTIVATIONS of ops.py */
 enum { SQUARED, SPHERICAL, TAYLOR, Z_LOSS }; /* `native` of the losses in spherical/losses.py */

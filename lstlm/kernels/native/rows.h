@@ -19,10 +19,10 @@ PART double total(const Real *x, int64_t n)
 }
 
 FOR_THIS_PROCESSOR static void add_up_rows(const Matrix<const Real> &table, const int64_t *ids, int64_t each, Real scale,
-                                           const Matrix<Real> &out)
+                                           const Matrix<Real> &out, int64_t first, int64_t last)
 {
-    const int64_t size = table.columns, n = out.rows * each;
-    for (int64_t k = 0; k < n; k++) {
+    const int64_t size = table.columns, n = last * each;
+    for (int64_t k = first * each; k < n; k++) {
         if (k + AHEAD < n) prefetch(table[ids[k + AHEAD]], size);
         const Real *row = table[ids[k]];
         Real *sum = out[k / each];
@@ -34,11 +34,14 @@ FOR_THIS_PROCESSOR static void add_up_rows(const Matrix<const Real> &table, cons
 }
 
 /* out (bags,size) ← scale · the sum of the rows ids[i·each], … ids[i·each + each − 1] of table. */
-static void sum_rows(Matrix<const Real> table, Vector<const int64_t> ids, int64_t each, double scale, Matrix<Real> out)
+static void sum_rows(Matrix<const Real> table, Vector<const int64_t> ids, int64_t each, double scale, Matrix<Real> out,
+                     int64_t threads)
 {
     need(each > 0 && ids.size == out.rows * each && out.columns == table.columns, "`each` ids for a row of the result");
     check_rows(ids, table.rows);
-    add_up_rows(table, ids.data, each, (Real)scale, out);
+    share_pass(threads, out.rows, each * table.columns, [&](int64_t first, int64_t last) {
+        add_up_rows(table, ids.data, each, (Real)scale, out, first, last);
+    });
 }
 
 /* Row ids[k] of table ← values[k], one after the other. */

@@ -1,11 +1,11 @@
 /* The step for m above d, in the letters of square_reference.py: H, ∇H (m,d) here have an example in each row. */
 
-/* H (m,d) ← h (m,hidden), of any strides, and the constant feature. */
-FOR_THIS_PROCESSOR static void fill_rows(const Strided<const Real> &h, const Matrix<Real> &H)
+/* H (m,d) ← h (m,hidden), of any strides, and the constant feature, from one example up to another. */
+FOR_THIS_PROCESSOR static void fill_rows(const Strided<const Real> &h, const Matrix<Real> &H, int64_t first, int64_t last)
 {
     enum { BLOCK = 16 };
-    for (int64_t top = 0; top < H.rows; top += BLOCK) {
-        const int64_t end = top + BLOCK < H.rows ? top + BLOCK : H.rows;
+    for (int64_t top = first; top < last; top += BLOCK) {
+        const int64_t end = top + BLOCK < last ? top + BLOCK : last;
         if (h.along == 1)
             for (int64_t i = top; i < end; i++) memcpy(H[i], h.data + i * h.down, h.columns * sizeof(Real));
         else
@@ -16,17 +16,21 @@ FOR_THIS_PROCESSOR static void fill_rows(const Strided<const Real> &h, const Mat
     }
 }
 
-FOR_THIS_PROCESSOR static void multiples(const Real *p, const Real *omega, const Matrix<Real> &W)
+FOR_THIS_PROCESSOR static void multiples(const Real *p, const Real *omega, const Matrix<Real> &W, int64_t first, int64_t last)
 {
-    for (int64_t w = 0; w < W.rows; w++)
+    for (int64_t w = first; w < last; w++)
         for (int64_t j = 0; j < W.columns; j++) W[w][j] = (p ? p[w] : 1) * omega[j];
 }
 
-FOR_THIS_PROCESSOR static void read_sums(const Matrix<Real> &H, const Matrix<Real> &products, double *q, double *sum)
+/* outputs ← q = h·Qh, s = h·w̄ and o = w·h from one example up to another. */
+FOR_THIS_PROCESSOR static void outputs_of(const Matrix<Real> &H, const Matrix<Real> &products, const Matrix<Real> &W,
+                                          const Bags &bags, double *outputs, int64_t first, int64_t last)
 {
-    for (int64_t i = 0; i < H.rows; i++) {
+    double *q = outputs, *sum = q + bags.m, *o = sum + bags.m;
+    for (int64_t i = first; i < last; i++) {
         q[i] = dot_of(H[i], products[i], H.columns);
         sum[i] = products[i][H.columns + 1];
+        for (int64_t k = bags.offsets[i]; k < bags.offsets[i + 1]; k++) o[k] = dot_of(W[bags.place[k]], H[i], H.columns);
     }
 }
 
@@ -43,19 +47,21 @@ static void square_outputs(Matrix<const Real> table, Strided<const Real> h, Matr
     need(H.rows == m && H.columns == d && products.rows == m && products.columns == d + 2, "H (m,d), products (m,d+2)");
     need(rows.columns == d && W.rows == u && W.columns == d && (!p.data || p.size == u), "rows, W (u,d), p (u,)");
     need(outputs.size == 2 * m + bags.n, "outputs (2m+n,)");
-    fill_rows(h, H);
+    share_pass(threads, m, d, [&](int64_t first, int64_t last) { fill_rows(h, H, first, last); });
     product(threads, "NT", m, d + 2, d, 1, H.data, H.apart, table[at.Q], table.apart, 0, products.data, products.apart);
-    read_sums(H, products, outputs.data, outputs.data + m);
-    multiples(p.data, table[at.omega], W);
+    share_pass(threads, u, d, [&](int64_t first, int64_t last) { multiples(p.data, table[at.omega], W, first, last); });
     product(threads, "NN", u, d, d, 1, rows.data, rows.apart, table[at.U], table.apart, 1, W.data, W.apart);
-    dot_pairs({W.data, u, d, W.apart}, bags, {H.data, m, d, H.apart}, outputs.data + 2 * m);
+    share_pass(threads, m, 2 * d, [&](int64_t first, int64_t last) {
+        outputs_of(H, products, W, bags, outputs.data, first, last);
+    });
 }
 
 FOR_THIS_PROCESSOR static void gradients(const Matrix<const Real> &W, const Bags &bags, const Real *partials,
-                                         const Matrix<const Real> &products, const Real *w_bar, const Matrix<Real> &grad_H)
+                                         const Matrix<const Real> &products, const Real *w_bar, const Matrix<Real> &grad_H,
+                                         int64_t first, int64_t last)
 {
     const Real *dq = partials + bags.m, *ds = dq + bags.m, *dout = ds + bags.m;
-    for (int64_t i = 0; i < bags.m; i++) {
+    for (int64_t i = first; i < last; i++) {
         const Real *HQ = products[i], twice = 2 * dq[i], sum = ds[i];
         Real *out = grad_H[i];
         for (int64_t j = 0; j < W.columns; j++) out[j] = twice * HQ[j] + sum * w_bar[j];
@@ -69,35 +75,44 @@ FOR_THIS_PROCESSOR static void gradients(const Matrix<const Real> &W, const Bags
 /* ∇H (m,d) ← 2 dq ∘ HQ + YW + ds ⊗ w̄. */
 static void square_backward(Matrix<const Real> table, Matrix<const Real> W, Vector<const int64_t> place,
                             Vector<const int64_t> offsets, Vector<const Real> partials, Matrix<const Real> products,
-                            Matrix<Real> grad_H)
+                            Matrix<Real> grad_H, int64_t threads)
 {
     const Layout at(table.rows / 4 - 1);
     const Bags bags = check_bags(place, offsets, W.rows);
     need(table.rows == at.rows && table.columns >= at.d && W.columns == at.d, "table (4d+4,≥d), W (u,d)");
     need(products.rows == bags.m && products.columns >= at.d && partials.size == 3 * bags.m + bags.n, "products (m,d+2)");
     need(grad_H.rows == bags.m && grad_H.columns == at.d, "∇H (m,d)");
-    gradients(W, bags, partials.data, products, table[at.w_bar], grad_H);
+    share_pass(threads, bags.m, 2 * at.d, [&](int64_t first, int64_t last) {
+        gradients(W, bags, partials.data, products, table[at.w_bar], grad_H, first, last);
+    });
 }
 
-/* F += YᵀH, Fᵀp += HᵀYp and c += Hᵀds over the examples from `first` on, and BH (some,d) ← dq ∘ H of these. */
-FOR_THIS_PROCESSOR static void weigh_examples(const Matrix<const Real> &H, const Bags &bags, const Real *p,
-                                              const Real *partials, int64_t first, const Matrix<Real> &F, Real *Fp, Real *c,
-                                              const Matrix<Real> &BH)
+/* A minibatch on its way through `square_sums`. */
+struct Weighing {
+    Matrix<const Real> H;
+    Bags bags;
+    const Real *p, *dq, *ds, *dout;
+    Matrix<Real> F, BH;
+    Real *Fp, *c;
+};
+
+/* F += YᵀH, Fᵀp += HᵀYp and c += Hᵀds over the examples of BH (some,d) ← dq ∘ H, which begin at `start`; in the columns
+ * from `left` up to `right`, none of which depends on others. */
+FOR_THIS_PROCESSOR static void weigh_examples(const Weighing &s, int64_t start, int64_t left, int64_t right)
 {
-    const int64_t d = H.columns;
-    const Real *dq = partials + bags.m, *ds = dq + bags.m, *dout = ds + bags.m;
-    for (int64_t i = first; i < first + BH.rows; i++) {
-        const Real *h = H[i];
-        Real Yp = 0, *scaled = BH[i - first];
-        for (int64_t k = bags.offsets[i]; k < bags.offsets[i + 1]; k++) {
-            Real *row = F[bags.place[k]];
-            Yp += (p ? p[bags.place[k]] : 1) * dout[k];
-            for (int64_t j = 0; j < d; j++) row[j] += dout[k] * h[j];
+    for (int64_t i = start; i < start + s.BH.rows; i++) {
+        const Real *h = s.H[i], dq = s.dq[i], ds = s.ds[i];
+        Real Yp = 0, *scaled = s.BH[i - start];
+        for (int64_t k = s.bags.offsets[i]; k < s.bags.offsets[i + 1]; k++) {
+            Real *row = s.F[s.bags.place[k]];
+            const Real weight = s.dout[k];
+            Yp += (s.p ? s.p[s.bags.place[k]] : 1) * weight;
+            for (int64_t j = left; j < right; j++) row[j] += weight * h[j];
         }
-        for (int64_t j = 0; j < d; j++) {
-            scaled[j] = dq[i] * h[j];
-            Fp[j] += Yp * h[j];
-            c[j] += ds[i] * h[j];
+        for (int64_t j = left; j < right; j++) {
+            scaled[j] = dq * h[j];
+            s.Fp[j] += Yp * h[j];
+            s.c[j] += ds * h[j];
         }
     }
 }
@@ -112,18 +127,23 @@ static void square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const
     need(bags.m == m && partials.size == 3 * m + bags.n && W.columns == d, "a bag for an example, partials (3m+n,), W (u,d)");
     need(F.rows == u && F.columns == d && sums.rows == 3 * d + 2 && sums.columns == d, "F (u,d), sums (3d+2,d)");
     need(BH.rows > 0 && BH.columns == d && (!p.data || p.size == u), "BH (≤m,d), p (u,)");
-    Real *Fp = sums[3 * d], *c = sums[3 * d + 1];
-    for (int64_t w = 0; w < u; w++) memset(F[w], 0, d * sizeof(Real));
-    memset(Fp, 0, d * sizeof(Real)), memset(c, 0, d * sizeof(Real));
+    const Real *dq = partials.data + m;
+    Weighing s = {H, bags, p.data, dq, dq + m, dq + 2 * m, F, BH, sums[3 * d], sums[3 * d + 1]};
+    share_pass(threads, u, d, [&](int64_t first, int64_t last) {
+        for (int64_t w = first; w < last; w++) memset(F[w], 0, d * sizeof(Real));
+    });
+    memset(s.Fp, 0, d * sizeof(Real)), memset(s.c, 0, d * sizeof(Real));
     for (int64_t i = 0; i < m; i += BH.rows) { /* as many at a time as stay in the cache */
-        const int64_t some = m - i < BH.rows ? m - i : BH.rows;
-        weigh_examples(H, bags, p.data, partials.data, i, F, Fp, c, {BH.data, some, d, BH.apart});
-        multiply({d, d, some, (Real)(2 * eta), (Real)(i > 0), BH.data, H[i], sums.data, 1, BH.apart, H.apart, 1, sums.apart,
-                  true},
+        s.BH.rows = m - i < BH.rows ? m - i : BH.rows;
+        share_pass(threads, (d + LANES - 1) / LANES, 2 * LANES * s.BH.rows, [&](int64_t first, int64_t last) {
+            weigh_examples(s, i, first * LANES, last * LANES < d ? last * LANES : d);
+        });
+        multiply({d, d, s.BH.rows, (Real)(2 * eta), (Real)(i > 0), BH.data, H[i], sums.data, 1, BH.apart, H.apart, 1,
+                  sums.apart, true},
                  threads);
     }
     mirror(d, sums.data, sums.apart);
-    for (int64_t j = 0; j < d; j++) c[j] *= (Real)eta;
+    for (int64_t j = 0; j < d; j++) s.c[j] *= (Real)eta;
     product(threads, "TN", d, d, u, 1, W.data, W.apart, F.data, F.apart, 0, sums[d], sums.apart);
     symmetric_product(threads, d, u, 1, F.data, F.apart, F.data, F.apart, 0, sums[2 * d], sums.apart);
 }

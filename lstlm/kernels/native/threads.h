@@ -89,3 +89,19 @@ private:
         }
     }
 };
+
+/* pass(first, last) over [0, n) by at most so many threads, where a thread gets WORTH_SHARING numbers, `each` for one of n.
+ * What a pass does for one of n must not depend on others: then the sums are the same for any number of threads. */
+template <class Pass> void share_pass(int64_t threads, int64_t n, int64_t each, const Pass &pass)
+{
+    struct Shared { const Pass &pass; int64_t n; } shared = {pass, n};
+    const int64_t most = n * each / WORTH_SHARING;
+    if (threads < 2 || most < 2) return pass(0, n);
+    Threads::ours().share(
+        threads < most ? threads : most,
+        [](const void *of, int64_t part, int64_t parts) {
+            const Shared *s = (const Shared *)of;
+            s->pass(part * s->n / parts, (part + 1) * s->n / parts);
+        },
+        &shared);
+}
