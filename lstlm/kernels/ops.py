@@ -117,6 +117,24 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float,
     code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, links, sums)
 
 
+def adagrad_table(
+    table: Tensor,
+    bias: Tensor | None,
+    squares: Tensor,
+    G: Tensor,
+    g: Tensor,
+    lr: float,
+    scale: float = 1.0,
+    *,
+    impl: Impl = "auto",
+) -> None:
+    """Do the same for all rows of scale·table (n,size) and, unless None, their biases (n,), with gradients G and g."""
+    if (code := _for_rows(impl, table)) is None:
+        reference.adagrad_table(table, bias, squares, G, g, lr / scale, ADAGRAD_EPSILON)
+    else:
+        code.adagrad_table(table, bias, squares, _rows(G), g, lr / scale, ADAGRAD_EPSILON, get_num_threads())
+
+
 # ---- bags of rows ----------------------------------------------------------------------------------------------------
 def dot_bags(rows: Tensor, targets: Targets, X: Tensor, *, impl: Impl = "auto") -> Tensor:
     """Return for every pair its row times its example, rows[place]·X[example] (n,) in float64; rows (u,d), X (m,d)."""
@@ -173,6 +191,16 @@ def gemm(
         code.gemm(A, B, out, alpha, beta, get_num_threads())
         return out
     return torch.addmm(out, A, B, beta=beta, alpha=alpha, out=out) if beta or alpha != 1 else torch.mm(A, B, out=out)
+
+
+def exponentials(scores: Tensor, bias: Tensor | None = None, *, impl: Impl = "auto") -> tuple[Tensor, Tensor]:
+    """Overwrite scores (m,n) by exp(scores + bias − top); return top (m,), its largest, and the row sums (m,)."""
+    code = native_for(impl, scores) if scores.stride(1) == 1 and scores.numel() else None
+    if code is None:
+        return reference.exponentials(scores, bias)
+    top, totals = scores.new_empty(2, len(scores))
+    code.exponentials(scores, bias, top, totals, get_num_threads())
+    return top, totals
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------

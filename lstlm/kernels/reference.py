@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from lstlm.kernels.targets import Targets
 
 
+CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
+
+
 def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return words (u,) and place, like ids: ids = words[place], each word once.
 
@@ -60,6 +63,17 @@ def adagrad_rows(
     table.index_add_(0, words, summed.div_(grown.sqrt_().add_(epsilon)[:, None]).to(table.dtype), alpha=-lr)
 
 
+def adagrad_table(
+    table: Tensor, bias: Tensor | None, squares: Tensor, G: Tensor, g: Tensor, lr: float, epsilon: float
+) -> None:
+    square = torch.linalg.vecdot(G, G) if bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
+    squares += square.div_(G.shape[1] + (bias is not None))
+    step = squares.sqrt().add_(epsilon).reciprocal_().mul_(-lr)
+    table.addcmul_(G, step[:, None])
+    if bias is not None:
+        bias.addcmul_(g, step)
+
+
 # ---- bags of rows ----------------------------------------------------------------------------------------------------
 def dot_bags(rows: Tensor, targets: Targets, X: Tensor) -> Tensor:
     found: Tensor = torch.linalg.vecdot(rows.index_select(0, targets.place), targets.spread(X))
@@ -76,6 +90,17 @@ def sum_bags(rows: Tensor, targets: Targets, weights: Tensor) -> Tensor:
 def add_bags(rows: Tensor, targets: Targets, X: Tensor, weights: Tensor, times: float) -> None:
     # index_add_, not rows[place] += …: a word that is the target twice must count twice
     rows.index_add_(0, targets.place, targets.spread(X) * weights[:, None], alpha=times)
+
+
+def exponentials(scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    if bias is not None:
+        scores += bias
+    top, totals = scores.new_empty(2, len(scores))
+    for start in range(0, len(scores), rows := max(1, CACHED // scores.shape[1])):
+        chunk = scores[start : start + rows]
+        top[start : start + rows] = high = chunk.amax(1)
+        totals[start : start + rows] = chunk.sub_(high[:, None]).exp_().sum(1)
+    return top, totals
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------

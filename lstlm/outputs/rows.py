@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
 from lstlm.spherical.scan import Block
 
 _BLOCK = 16384  # rows drawn at once
 _BLOCK = 2048  # columns of scores held at once when the whole vocabulary is scanned: of 1000 examples, near the cache
 _SMALLEST_SCALE = 2.0**-10
-_ADAGRAD_EPSILON = 1e-10
 OPTIMISERS = ("sgd", "adagrad")
 
 
@@ -85,15 +85,14 @@ class ScaledRows(nn.Module):
         """Take a step of row-wise Adagrad: s += mean(g²), row −= lr·g/√s, g the gradient of a row and its bias."""
         assert self.squares is not None
         rows, G, g = gradient.rows, gradient.weight, gradient.bias
+        if isinstance(rows, slice):
+            bias = None if self.bias is None else self.bias[rows]
+            adagrad_table(self.matrix[rows], bias, self.squares[rows], G, g, lr, float(self.scale))
+            return
         size = G.shape[1] + (self.bias is not None)
         fresh = torch.linalg.vecdot(G, G) if self.bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
         self.squares[rows] += fresh.div_(size)
-        step = self.squares[rows].sqrt().add_(_ADAGRAD_EPSILON).mul_(float(self.scale)).reciprocal_().mul_(-lr)
-        if isinstance(rows, slice):
-            self.matrix[rows].addcmul_(G, step[:, None])
-            if self.bias is not None:
-                self.bias[rows].addcmul_(g, step)
-            return
+        step = self.squares[rows].sqrt().add_(ADAGRAD_EPSILON).mul_(float(self.scale)).reciprocal_().mul_(-lr)
         self.matrix.index_add_(0, rows, G * step[:, None])
         if self.bias is not None:
             self.bias.index_add_(0, rows, g * step)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.ops import exponentials
 from lstlm.outputs.base import RecordedStep
 from lstlm.outputs.rows import Making, RowGradient, merged
-from lstlm.outputs.softmax import LinearSoftmax, exponentiate_
+from lstlm.outputs.softmax import LinearSoftmax
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -83,8 +84,8 @@ class _SampledStep(RecordedStep):
         hit = self.words[at] == y
         scores[hit.nonzero()[:, 0], at[hit]] = -torch.inf
         self.G = torch.cat([o_y[:, None], scores], 1)
-        self.total, log_total = exponentiate_(self.G)
-        self.losses = t * (log_total - o_y)
+        top, self.total = exponentials(self.G)
+        self.losses = t * (self.total.log() + top - o_y)
 
     def backward(self, upstream: Tensor) -> Tensor:
         c = upstream * self.t

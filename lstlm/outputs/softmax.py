@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lstlm.kernels.ops import exponentials, gemm
 from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
 from lstlm.outputs.rows import Making, RowGradient, ScaledRows
 from lstlm.spherical.scan import Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
-
-_CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
 
 
 class SoftmaxProduct:
@@ -29,11 +28,12 @@ class SoftmaxProduct:
     def __init__(self, h: Tensor, rows: ScaledRows, part: slice, ids: Tensor, t: Tensor) -> None:
         self.h, self.ids, self.t = h, ids, t
         self.rows, self.part = rows, part
-        scores = rows.scores(h, part)
-        target = scores.gather(1, ids)
-        self.total, log_total = exponentiate_(scores)
-        self.losses = (t * (log_total[:, None] - target)).sum(1)
-        self.G = scores
+        scale = float(rows.scale)
+        self.G = gemm(h, rows.matrix[part].T, alpha=scale)
+        bias = None if rows.bias is None else rows.bias[part] * scale
+        target = self.G.gather(1, ids) if bias is None else self.G.gather(1, ids) + bias[ids]
+        top, self.total = exponentials(self.G, bias)
+        self.losses = (t * ((self.total.log() + top)[:, None] - target)).sum(1)
 
     def backward(self, upstream: Tensor) -> Tensor:
         """Return ∂/∂h (m,hidden) and turn the (m,D) tensor into G = ∂/∂scores = upstream·(Σt·p − t at ids)."""
@@ -41,7 +41,7 @@ class SoftmaxProduct:
         self.G.mul_((c.sum(1) / self.total)[:, None])
         # scatter_add_, not G[ids] -= c: a word that is a target twice must count twice
         self.G.scatter_add_(1, self.ids, -c)
-        return (self.G @ self.rows.matrix[self.part]).mul_(float(self.rows.scale))
+        return gemm(self.G, self.rows.matrix[self.part], alpha=float(self.rows.scale))
 
     def apply(self, lr: float, keep: float = 1.0) -> None:
         """W ← keep·W − lr·Gᵀh on these rows alone; b alike.  (keep is for a layer that owns all of its rows here.)"""
@@ -53,18 +53,7 @@ class SoftmaxProduct:
 
     def gradient(self) -> RowGradient:
         """Return ∂/∂W and ∂/∂b of these rows."""
-        return RowGradient(self.rows, self.part, self.G.T @ self.h, self.G.sum(0))
-
-
-def exponentiate_(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Overwrite scores (m,D) by exp(scores − row maximum); return (row sums (m,), log Σ exp(scores) (m,))."""
-    total = scores.new_empty(len(scores))
-    top = scores.new_empty(len(scores))
-    for start in range(0, len(scores), rows := max(1, _CACHED // scores.shape[1])):
-        chunk = scores[start : start + rows]
-        top[start : start + rows] = high = chunk.amax(1)
-        total[start : start + rows] = chunk.sub_(high[:, None]).exp_().sum(1)
-    return total, total.log() + top
+        return RowGradient(self.rows, self.part, gemm(self.G.T, self.h), self.G.sum(0))
 
 
 class LinearSoftmax(RecordedOutput):

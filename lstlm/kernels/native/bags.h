@@ -13,17 +13,6 @@ static Bags check_bags(const Vector<const int64_t> &place, const Vector<const in
     return {place.data, offsets.data, n, m, rows};
 }
 
-PART double dot_of(const Real *x, const Real *y, int64_t n)
-{
-    double lanes[LANES] = {0}, total = 0;
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES)
-        for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += (double)x[j + lane] * (double)y[j + lane];
-    for (; j < n; j++) total += (double)x[j] * (double)y[j];
-    for (int64_t lane = 0; lane < LANES; lane++) total += lanes[lane];
-    return total;
-}
-
 /* out (n,) ← rows[place[k]] · X[i] for each pair, X (m,d). */
 FOR_THIS_PROCESSOR static void dot_pairs(const Matrix<const Real> &rows, const Bags &bags, const Matrix<const Real> &X,
                                          double *out)

@@ -68,3 +68,21 @@ PART float tanh_of(float x)
 }
 
 PART double tanh_of(double x) { return tanh(x); }
+
+/* eˣ for x ≤ 0 to 2 units in the last place: 2ⁿ · a polynomial. What is too small for an ordinary number becomes 0. */
+PART float exp_of(float x)
+{
+    const float least = -87.3f, power = (x > least ? x : least) * 1.44269504f;     /* 1/ln 2 */
+    const float n = (power + 12582912.0f) - 12582912.0f;                            /* to the nearest whole number */
+    const float rest = ((x > least ? x : least) - n * 0.693359375f) + n * 2.12194440e-4f; /* ln 2 in two parts */
+    float curve = 8.3334519073e-3f + rest * (1.3981999507e-3f + rest * 1.9875691500e-4f);
+    curve = 0.5f + rest * (1.6666665459e-1f + rest * (4.1665795894e-2f + rest * curve));
+    const union {
+        int32_t bits;
+        float value;
+    } two_to_n = {((int32_t)n + 127) << 23};
+    const float result = (1 + (rest + rest * rest * curve)) * two_to_n.value;
+    return x == x ? (x > least ? result : 0) : x; /* what is not a number stays so */
+}
+
+PART double exp_of(double x) { return exp(x); }

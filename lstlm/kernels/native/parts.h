@@ -13,3 +13,5 @@
 #include "low_rank.h"
 
 #include "square.h"
+
+#include "softmax.h"

@@ -18,6 +18,18 @@ PART double total(const Real *x, int64_t n)
     return total;
 }
 
+/* x·y for x, y (n,), in float64. */
+PART double dot_of(const Real *x, const Real *y, int64_t n)
+{
+    double lanes[LANES] = {0}, total = 0;
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] += (double)x[j + lane] * (double)y[j + lane];
+    for (; j < n; j++) total += (double)x[j] * (double)y[j];
+    for (int64_t lane = 0; lane < LANES; lane++) total += lanes[lane];
+    return total;
+}
+
 FOR_THIS_PROCESSOR static void add_up_rows(const Matrix<const Real> &table, const int64_t *ids, int64_t each, Real scale,
                                            const Matrix<Real> &out, int64_t first, int64_t last)
 {
@@ -126,4 +138,33 @@ static void adagrad_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<c
     need(sums.rows == 2 && sums.columns == table.columns, "sums (2,size)");
     check_rows(ids, table.rows);
     adagrad_by_row(table, ids, values, each, scale, squares.data, rate, epsilon, links, sums[0], sums[1]);
+}
+
+FOR_THIS_PROCESSOR static void adagrad_each_row(const Matrix<Real> &table, Real *bias, Real *squares,
+                                                const Matrix<const Real> &G, const Real *g, double rate, double epsilon,
+                                                int64_t first, int64_t last)
+{
+    const int64_t size = table.columns;
+    for (int64_t i = first; i < last; i++) {
+        const Real *more = G[i];
+        Real *row = table[i];
+        const double square = dot_of(more, more, size) + (bias ? (double)g[i] * (double)g[i] : 0);
+        squares[i] += (Real)(square / (double)(size + (bias ? 1 : 0)));
+        const Real factor = (Real)(-rate / (sqrt((double)squares[i]) + epsilon));
+        for (int64_t j = 0; j < size; j++) row[j] += factor * more[j];
+        if (bias) bias[i] += factor * g[i];
+    }
+}
+
+/* One step of row-wise Adagrad for all rows of a table (n,size) and, unless None, their biases (n,), given the gradients G
+ * and g: squares (n,) += mean of g², then row −= rate · g / (√squares + epsilon). */
+static void adagrad_table(Matrix<Real> table, Optional<Vector<Real>> bias, Vector<Real> squares, Matrix<const Real> G,
+                          Vector<const Real> g, double rate, double epsilon, int64_t threads)
+{
+    const int64_t n = table.rows;
+    need(G.rows == n && G.columns == table.columns && g.size == n && squares.size == n, "G (n,size), g and squares (n,)");
+    need(!bias.data || bias.size == n, "bias (n,)");
+    share_pass(threads, n, table.columns, [&](int64_t first, int64_t last) {
+        adagrad_each_row(table, bias.data, squares.data, G, g.data, rate, epsilon, first, last);
+    });
 }

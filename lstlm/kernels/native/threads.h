@@ -38,7 +38,11 @@ public:
         }
         if (sleepers.load()) wake.notify_all();
         work(of, 0, parts);
-        while (unfinished.load(std::memory_order_acquire)) pause();
+        for (int64_t look = 0; unfinished.load(std::memory_order_acquire); look++)
+            if (look < LOOKS) /* else the others may be waiting for this very processor */
+                pause();
+            else
+                std::this_thread::yield();
     }
 
 private:
