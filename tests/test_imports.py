@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "kernels": {"errors"},
     "spherical": FOUNDATION | {"kernels", "output_layer"},
     "environment": FOUNDATION | {"__init__", "cores", "kernels"},
-    "outputs": FOUNDATION | {"config", "output_layer", "spherical"},
+    "outputs": FOUNDATION | {"config", "kernels", "output_layer", "spherical"},
     "distributed": FOUNDATION | {"config", "kernels", "output_layer", "spherical", "outputs"},
     "nn": FOUNDATION | {"config", "kernels", "spherical", "outputs", "distributed"},
     "vectors": FOUNDATION | {"config", "spherical", "outputs", "nn"},
@@ -35,7 +35,7 @@ MAY_IMPORT["bench"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["api"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT, "__init__"}
 MAY_IMPORT["__main__"] = {"cli"}
-MAY_IMPORT["__init__"] = {"outputs", "api", "errors", "spherical"}
+MAY_IMPORT["__init__"] = {"outputs", "api", "cores", "errors", "spherical"}
 
 STANDARD = set(sys.stdlib_module_names) | {"compression"}  # the latter from Python 3.14 on, imported where it exists
 

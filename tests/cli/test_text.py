@@ -33,7 +33,7 @@ def _train(folder: Path, *text: str, name: str = "run", loss: str = "taylor", ki
     settings = (
         "train.max_steps=5", "train.batch_size=32", "train.simlex=false", "model.embedding=6", "model.hidden=[6]",
         f"data.dir={os.path.relpath(corpus)}",
-        f"data.context_kind={kind}", "output.kind=factored", f"output.loss={loss}",
+        f"data.context_kind={kind}", "data.unknown=0", "output.kind=factored", f"output.loss={loss}",
     )  # fmt: skip
     sets = [part for setting in settings for part in ("--set", setting)]
     assert run_and_report(cli, ["train", "--run", str(run), "--threads", "1", "--quiet", *sets]) == 0
