@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,11 @@ def _read(path: Path) -> Document:
     if document.get("benchmark") not in KINDS:
         raise DataError(f"{path}: benchmark {document.get('benchmark')!r} is not one of {', '.join(KINDS)}")
     return document
+
+
+def markdown(document: Document) -> str:
+    """Return the tables of a document: `lstlm.bench.<kind>.markdown` of its records."""
+    return str(import_module(f"lstlm.bench.{document['benchmark']}").markdown(document["records"]))
 
 
 def mean_ms(record: Record) -> float:
