@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.choice import Impl
-from lstlm.spherical.arguments import checked_ids
+from lstlm.protocol.arguments import checked_ids
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
 from lstlm.spherical.shrink import Shrink
