@@ -132,8 +132,9 @@ class OutputLayer(nn.Module):
         self._check_tensor("h", h)
         if h.dim() != 2 or h.shape[1] != self.hidden:
             raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
-        if h.dtype != self.like.dtype or h.device != self.like.device:
-            raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {self.like.dtype} on {self.like.device}")
+        like = self.like
+        if h.dtype != like.dtype or h.device != like.device:
+            raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
 
     def _unusual(self, h: Tensor) -> bool:
         """Whether h is no matrix, or empty, or of half precision, as under autocast: what `_by_rows` is for."""
