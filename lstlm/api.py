@@ -247,7 +247,7 @@ def train_vectors(
     corpus = data if isinstance(data, Corpus) else Corpus.open(Path(data))
     words = len(corpus.vocabulary) - len(SPECIALS)
     if words < 2:
-        raise DataError(f"{corpus.folder}: a single word is frequent enough; give more text")
+        raise DataError("a single word of the text is frequent enough; give more text")
     config = vector_config(corpus.train.words, words)
     return train(config, data=corpus, settings=settings, run=run or default_folder(Path("vectors")), **how)
 
