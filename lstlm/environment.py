@@ -50,13 +50,13 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def peak_memory(*, children: bool = False) -> int:
-    """Return the most bytes that this process, or the largest of its children, had resident; 0 where none can tell."""
+def peak_memory() -> int:
+    """Return the most bytes that this process has had resident; 0 where the system does not tell."""
     try:
         import resource
     except ImportError:  # Windows
         return 0
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
 from lstlm.bench.methods import Method, learning_rate, make_layer, make_runner
+from lstlm.bench.verification import relative
 from lstlm.bench.workload import Workload
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.registry import OUTPUTS, load
@@ -50,13 +51,6 @@ def verify(method: Method, d: int, m: int, targets: int = 1) -> float:
             f"(D={VOCAB}, d={WIDTH}, m={batch_size}, {STEPS} steps, float64); run `lstlm verify`"
         )
     return error
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    """Return ‖found − expected‖ / ‖expected‖; inf where a number is not finite."""
-    norm = float(torch.linalg.vector_norm(expected))
-    error = float(torch.linalg.vector_norm(found - expected)) / max(norm, 1e-300)
-    return error if error == error else float("inf")
 
 
 class Oracle:

@@ -131,18 +131,18 @@ def markdown(records: Sequence[Record]) -> str:
     whole = [record for record in records if record["what"] != "minibatches"]
     batches = [record for record in records if record["what"] == "minibatches"]
     files: list[Column] = [
-        ("what", lambda r: r["what"]),
-        ("by", lambda r: r["method"]),
-        ("processes", lambda r: r["workers"]),
-        ("seconds", lambda r: r["seconds"]),
-        ("words/s", lambda r: r["words_per_s"]),
-        ("MiB/s", lambda r: r["mib_per_s"]),
+        ("what", "what"),
+        ("by", "method"),
+        ("processes", "workers"),
+        ("seconds", "seconds"),
+        ("words/s", "words_per_s"),
+        ("MiB/s", "mib_per_s"),
     ]
     draws: list[Column] = [
-        ("minibatches", lambda r: r["kind"]),
-        ("context", lambda r: r["context"]),
-        ("m", lambda r: r["m"]),
-        ("examples/s", lambda r: r["examples_per_s"]),
-        ("µs a minibatch", lambda r: r["batch_us"]),
+        ("minibatches", "kind"),
+        ("context", "context"),
+        ("m", "m"),
+        ("examples/s", "examples_per_s"),
+        ("µs a minibatch", "batch_us"),
     ]
     return "\n\n".join(table(part, columns) for part, columns in ((whole, files), (batches, draws)) if part)

@@ -283,7 +283,7 @@ def markdown(records: Sequence[Record]) -> str:
 
     titles = {"train_s": "training s", "simlex": "SimLex", "simlex_output": "SimLex (output)", "wordsim": "WordSim"}
     titles |= {"wordsim_output": "WordSim (output)", "top10": "top-10", "perplexity": "perplexity"}
-    columns: list[Column] = [("model", lambda r: r["label"]), ("seeds", lambda r: r["seeds"])]
+    columns: list[Column] = [("model", "label"), ("seeds", "seeds")]
     columns += [(title, shown(name)) for name, title in titles.items()]
     reached = reach.markdown(records)
     return table(summarise(records), columns) + (f"\n\n{reached}" if reached else "")

@@ -19,7 +19,7 @@ Score = Callable[[Mapping[str, int], np.ndarray[Any, np.dtype[Any]]], dict[str, 
 _CHUNK = 1 << 20
 
 
-def write_text(corpus: Corpus, path: Path) -> None:
+def write_sentences(corpus: Corpus, path: Path) -> None:
     """Write the training part as text, one sentence a line; words outside the vocabulary are left out."""
     vocabulary = corpus.vocabulary
     names = np.array(vocabulary.words, dtype=object) + " "
@@ -68,7 +68,7 @@ def train_peer(peer: Peer, corpus: Corpus, score: Score) -> list[Record]:
 
     with tempfile.TemporaryDirectory(prefix="lstlm-bench-") as folder:
         path = Path(folder) / "corpus.txt"
-        write_text(corpus, path)
+        write_sentences(corpus, path)
         skip_gram = int(peer.name == "gensim-sg")
         workers = torch.get_num_threads()
         model = Word2Vec(vector_size=peer.dimension, min_count=1, sg=skip_gram, workers=workers, seed=peer.seed)

@@ -62,9 +62,9 @@ def markdown(records: Sequence[Record]) -> str:
     rows = reach(records)
     columns: list[Column] = [
         ("score", lambda r: REACHED[r["score"]]),
-        ("end of", lambda r: r["goal"]),
+        ("end of", "goal"),
         ("mean", lambda r: f"{r['end']:.{1 if abs(r['end']) >= 10 else 3}f}"),
-        ("reached by", lambda r: r["label"]),
+        ("reached by", "label"),
         ("after s", lambda r: "not" if r["after_s"] is None else f"{r['after_s']:.1f}"),
         ("share of its time", lambda r: None if r["share"] is None else f"{100 * r['share']:.1f} %"),
     ]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +106,22 @@ def _read(path: Path) -> Document:
     return document
 
 
+def markdown(document: Document) -> str:
+    """Return the tables of a document: `lstlm.bench.<kind>.markdown` of its records."""
+    return str(import_module(f"lstlm.bench.{document['benchmark']}").markdown(document["records"]))
+
+
 def mean_ms(record: Record) -> float:
     """Return the amortised step: the mean, stabilisation included. Both sides of every speed-up are this."""
     return float(record["step_ms_mean"] if "step_ms_mean" in record else record["step_ms"])
 
 
-Column = tuple[str, Callable[[Record], Any]]
+Column = tuple[str, str | Callable[[Record], Any]]  # a title, and the key of a record or what to make of the record
 
 
 def table(records: Sequence[Record], columns: Sequence[Column]) -> str:
     """Return a Markdown table, padded so that it reads well unrendered too; numbers to the right."""
-    rows = [[cell(get(record)) for _, get in columns] for record in records]
+    rows = [[cell(value_of(record, column)) for column in columns] for record in records]
     titles = [title for title, _ in columns]
     widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(columns))]
     right = [all(_numeric(row[i]) for row in rows) and bool(rows) for i in range(len(columns))]
@@ -126,6 +132,12 @@ def table(records: Sequence[Record], columns: Sequence[Column]) -> str:
 
     rule = ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)]
     return "\n".join([line(titles), line(rule), *map(line, rows)])
+
+
+def value_of(record: Record, column: Column) -> Any:
+    """Return what a column shows of a record."""
+    _, source = column
+    return record[source] if isinstance(source, str) else source(record)
 
 
 def cell(value: Any) -> str:

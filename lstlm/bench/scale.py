@@ -13,13 +13,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from lstlm.bench.made_up import text_blocks
-from lstlm.bench.records import Column, Record, table
+from lstlm.bench.records import Column, Record, table, value_of
 from lstlm.bench.watched import Watched, watch
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import ConfigError, LstlmError
@@ -181,7 +180,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _steps_logged(path: Path) -> int:
-    """Return the last step that a run has told of; 0 where there is none yet."""
+    """Return the last step that a run has logged; 0 where there is none yet."""
     return next((int(entry["step"]) for entry in reversed(_entries(path)) if _TRAINING in entry), 0)
 
 
@@ -246,40 +245,43 @@ def _gib(*names: str) -> Callable[[Record], str | None]:
 def markdown(records: Sequence[Record]) -> str:
     """Return two tables: of `prepare`, and of the models, one a column, since what is asked of each is long."""
     prepared: list[Column] = [
-        ("words", lambda r: r["words"]),
-        ("D", lambda r: r["D"]),
+        ("words", "words"),
+        ("D", "D"),
         ("text GB", lambda r: f"{r['text_bytes'] / 1e9:.2f}"),
-        ("processes", lambda r: r["workers"]),
-        ("prepare s", lambda r: r["seconds"]),
-        ("words/s", lambda r: r["words_per_s"]),
+        ("processes", "workers"),
+        ("prepare s", "seconds"),
+        ("words/s", "words_per_s"),
         ("peak GiB", _gib("own_bytes")),
     ]
     questions: list[Column] = [
-        ("threads", lambda r: r["threads"]),
-        ("minutes", lambda r: r["minutes"]),
-        ("steps", lambda r: r["steps"]),
-        ("words/s, everything counted", lambda r: r["words_per_s"]),
-        ("words/s of steps, first minute", lambda r: r["words_per_s_first"]),
-        ("words/s of steps, last minute", lambda r: r["words_per_s_last"]),
-        ("words a CPU second, first minute", lambda r: r["words_per_cpu_s_first"]),
-        ("words a CPU second, last minute", lambda r: r["words_per_cpu_s_last"]),
-        ("hours an epoch", lambda r: r["epoch_hours"]),
-        ("CPU hours an epoch", lambda r: r["epoch_cpu_hours"]),
+        ("threads", "threads"),
+        ("minutes", "minutes"),
+        ("steps", "steps"),
+        ("words/s, everything counted", "words_per_s"),
+        ("words/s of steps, first minute", "words_per_s_first"),
+        ("words/s of steps, last minute", "words_per_s_last"),
+        ("words a CPU second, first minute", "words_per_cpu_s_first"),
+        ("words a CPU second, last minute", "words_per_cpu_s_last"),
+        ("hours an epoch", "epoch_hours"),
+        ("CPU hours an epoch", "epoch_cpu_hours"),
         ("memory at its peak, GiB", _gib("own_bytes")),
         ("… with mapped files", _gib("own_bytes", "mapped_bytes")),
         ("checkpoint, GiB", _gib("checkpoint_bytes")),
-        ("training stands still for one, s", lambda r: r["halt_s"]),
-        ("… for the longest", lambda r: r["halt_longest_s"]),
-        ("… for the first", lambda r: r["halt_first_s"]),
-        ("finished in the background, s", lambda r: r["background_s"]),
-        ("an evaluation, s", lambda r: r["eval_s"]),
-        ("start to first step, s", lambda r: r["start_s"]),
-        ("resume to first step, s", lambda r: r["resume_s"]),
-        ("… in CPU seconds", lambda r: r["resume_cpu_s"]),
+        ("training stands still for one, s", "halt_s"),
+        ("… for the longest", "halt_longest_s"),
+        ("… for the first", "halt_first_s"),
+        ("finished in the background, s", "background_s"),
+        ("an evaluation, s", "eval_s"),
+        ("start to first step, s", "start_s"),
+        ("resume to first step, s", "resume_s"),
+        ("… in CPU seconds", "resume_cpu_s"),
     ]
     parts = [table([record], prepared) for record in records if record["what"] == "prepare"]
     if trained := [record for record in records if record["what"] == "train"]:
-        rows = [{"": title, **{str(n): get(record) for n, record in enumerate(trained)}} for title, get in questions]
+        rows = [
+            {"": column[0], **{str(n): value_of(record, column) for n, record in enumerate(trained)}}
+            for column in questions
+        ]
         names = {"": "", **{str(n): record["label"] for n, record in enumerate(trained)}}
-        parts.append(table(rows, [(name, itemgetter(key)) for key, name in names.items()]))
+        parts.append(table(rows, [(name, key) for key, name in names.items()]))
     return "\n\n".join(parts)

@@ -38,7 +38,7 @@ class Errors:
 
     def worst(self) -> float:
         # `max` would pass over a nan in any place but the first
-        return max((float("inf") if value != value else value) for value in asdict(self).values())
+        return max((math.inf if value != value else value) for value in asdict(self).values())
 
 
 def minibatches(steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -106,11 +106,12 @@ class Total:
         self.truth += float(truth.double().square().sum())
 
     def relative(self) -> float:
-        return math.sqrt(self.error / self.truth)
+        error = math.sqrt(self.error / max(self.truth, 1e-300))
+        return error if error == error else math.inf
 
 
 def relative(got: Tensor, truth: Tensor) -> float:
-    """Return ‖got − truth‖ / ‖truth‖ over all entries."""
+    """Return ‖got − truth‖ / ‖truth‖ over all entries; inf where a number is not finite."""
     total = Total()
     total.add(got, truth)
     return total.relative()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["deliver", "draw", "effort", "names", "say", "show", "use_threads"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-PICTURES = (".png", ".pdf", ".svg")
 
 
 class Sizes(click.ParamType[tuple[int, ...]]):
@@ -166,7 +165,7 @@ def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **m
 
 def show(document: dict[str, Any]) -> None:
     """Print the Markdown table of a document."""
-    from lstlm.bench.tables import markdown
+    from lstlm.bench.records import markdown
 
     click.echo(markdown(document))
 

@@ -15,14 +15,7 @@ def output_rate(config: Config, vocab: int) -> float:
         return kind.adagrad_rate
     if kind.spherical and config.output.prior != "none" and loss.prior_rate is not None:
         return loss.prior_rate
-    return (kind.rate or loss.rate)(vocab, _width(config))
-
-
-def _width(config: Config) -> int:
-    """Return the inputs of the output layer, without the constant one."""
-    model, data = config.model, config.data
-    several = data.context if data.context_kind in ("previous", "window") and model.combine == "concat" else 1
-    return model.hidden[-1] if model.hidden else model.embedding * several
+    return (kind.rate or loss.rate)(vocab, config.width)
 
 
 def with_rates(config: Config, vocab: int) -> Config:

@@ -51,9 +51,7 @@ def _unknown_words_are_shown(config: Config) -> str | None:
 
 
 def _identity_is_square(config: Config) -> str | None:
-    model, data = config.model, config.data
-    words = data.context if model.combine == "concat" and data.context_kind in ("previous", "window") else 1
-    width = model.embedding * words
+    model, width = config.model, config.combined
     if model.start == "random" or set(model.hidden) <= {width}:
         return None
     return f"identity needs hidden layers as wide as their input, {width}; set model.hidden so, or start to random"

@@ -48,6 +48,11 @@ class DataConfig:
     shift: float = option(1.0, "cooccurrence: ppmi is lowered by its logarithm", above=0)
     min_pair: float = option(0.0, "cooccurrence: pairs with less weight in the corpus are left out", at_least=0)
 
+    @property
+    def context_words(self) -> int:
+        """The words of an example's context: `context`, or 1 where a word predicts its surroundings."""
+        return self.context if self.context_kind in ("previous", "window") else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -166,3 +171,13 @@ class Config:
     output: OutputConfig = field(default_factory=OutputConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def combined(self) -> int:
+        """The length of the context's vectors combined: the inputs of the first hidden layer."""
+        return self.model.embedding * (self.data.context_words if self.model.combine == "concat" else 1)
+
+    @property
+    def width(self) -> int:
+        """The inputs of the output layer, without the constant one."""
+        return self.model.hidden[-1] if self.model.hidden else self.combined

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lstlm.config import Config, DataConfig, OptimConfig, output_rate
+from lstlm.config import Config, OptimConfig, output_rate
 from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
 from lstlm.errors import CheckpointError, ConfigError, DataError
 from lstlm.kernels.ops import adagrad_rows, add_rows, outside
@@ -43,7 +43,6 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.combine = combine = config.model.combine
-        self.context_width = context_width(config.data)
         dtype: torch.dtype = getattr(torch, config.train.dtype)
         size = config.model.embedding
         like = torch.empty(0, size, dtype=dtype, device=device)
@@ -53,23 +52,17 @@ class Network(nn.Module):
             self.embedding: SparseEmbedding | ShardedEmbedding = SparseEmbedding(table, combine)
         else:
             self.embedding = ShardedEmbedding(table, combine, len(counts), ranks)
-        combined = size * self.context_width if combine == "concat" else size
-        self.hidden = HiddenLayers(combined, config.model, table, generator)
-        last = config.model.hidden[-1] if config.model.hidden else combined
+        self.hidden = HiddenLayers(config.combined, config.model, table, generator)
         self.sides = 2 if config.data.context_kind == "cooccurrence" else 1
         counts = torch.as_tensor(counts).repeat(self.sides)
         if self.sides == 2:  # the share of the squared targets that the last refit leaves unexplained
             self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
-        place: dict[str, Any] = {
-            "dtype": dtype,
-            "device": device,
-            "generator": generator,
-            "optimiser": config.optim.output,
-        }
+        place: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
+        place["optimiser"] = config.optim.output
         if ranks is None:
-            self.output: OutputLayer = make_output(config.output, last, counts, **place)
+            self.output: OutputLayer = make_output(config.output, config.width, counts, **place)
         else:
-            self.output = make_sharded_output(config.output, last, counts, ranks, **place)
+            self.output = make_sharded_output(config.output, config.width, counts, ranks, **place)
 
     def encode(self, context: Tensor) -> Tensor:
         """Return h (m,hidden) of context (m,n) word ids."""
@@ -111,9 +104,10 @@ class Network(nn.Module):
             raise ConfigError(
                 f"context is {context.dtype} {tuple(context.shape)}: word ids are int64 (examples, words)"
             )
-        if self.combine == "concat" and context.shape[1] != self.context_width:
+        words = self.config.data.context_words
+        if self.combine == "concat" and context.shape[1] != words:
             raise ConfigError(
-                f"context has {context.shape[1]} words an example, the model was made for {self.context_width}: "
+                f"context has {context.shape[1]} words an example, the model was made for {words}: "
                 "model.combine concat fixes the number; use sum or mean, or change data.context"
             )
         last = self.embedding.vocab - 1
@@ -142,11 +136,6 @@ class Encoding:
             self._read.grad = dx
         else:
             self._read.backward(dx)
-
-
-def context_width(data: DataConfig) -> int:
-    """Return how many words an example's context holds: `context`, or 1 where a word predicts its surroundings."""
-    return data.context if data.context_kind in ("previous", "window") else 1
 
 
 class Optimisers:

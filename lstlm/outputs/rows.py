@@ -14,8 +14,7 @@ from lstlm.errors import ConfigError
 from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
 from lstlm.spherical.scan import Block
 
-_BLOCK = 16384  # rows drawn at once
-_BLOCK = 2048  # columns of scores held at once when the whole vocabulary is scanned: of 1000 examples, near the cache
+_BLOCK = 2048  # rows drawn, or scanned, at once: the scores of 1000 examples stay near the cache
 _SMALLEST_SCALE = 2.0**-10
 OPTIMISERS = ("sgd", "adagrad")
 

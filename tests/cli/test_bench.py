@@ -193,10 +193,10 @@ def test_learning_needs_something_to_train(tmp_path: Path) -> None:
 
 
 def test_peers_read_the_words_of_the_corpus(tmp_path: Path) -> None:
-    from lstlm.bench.peers import write_text
+    from lstlm.bench.peers import write_sentences
 
     corpus = write_tiny_corpus(tmp_path / "corpus")
-    write_text(corpus, tmp_path / "text.txt")
+    write_sentences(corpus, tmp_path / "text.txt")
     lines = (tmp_path / "text.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == corpus.train.sentences
     assert sum(len(line.split()) for line in lines) == corpus.train.words

@@ -133,15 +133,15 @@ def test_a_roll_back_goes_to_the_checkpoint_that_was_being_written(
     lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned = threading.Event()
-    finite = Learner._finite
+    finite = Learner._check_finite
 
-    def poison(self: Learner, loss: torch.Tensor, gradient: torch.Tensor | None) -> float:
+    def poison(self: Learner, loss: torch.Tensor, total: torch.Tensor) -> float:
         if self.examples.state()["batch"] == 13 and not poisoned.is_set():
             poisoned.set()
             loss = loss * float("nan")
-        return finite(self, loss, gradient)
+        return finite(self, loss, total)
 
-    monkeypatch.setattr(Learner, "_finite", poison)
+    monkeypatch.setattr(Learner, "_check_finite", poison)
     before_saving(monkeypatch, lambda step: None if step != 10 else poisoned.wait(PATIENCE_S) and None)
     outcome = lstlm.ok(tmp_path / "run")
     assert "step 12: the loss of the batch is nan; back to step 10 with the rates at ×0.5" in outcome.err

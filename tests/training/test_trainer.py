@@ -146,22 +146,22 @@ def test_without_validation_text_there_is_no_best(lstlm: Cli, tmp_path: Path, mo
 def poison(monkeypatch: pytest.MonkeyPatch, bad: set[int], *, only_above: float = 0.0) -> list[int]:
     """Make the loss of the steps in `bad` not finite while the learning-rate scale is above a limit."""
     calls: list[int] = []
-    finite, step = Learner._finite, Learner.step
+    finite, step = Learner._check_finite, Learner.step
     scale = [1.0]
 
     def watched_step(self: Learner, lr_scale: float, *, measured: bool = True) -> object:
         scale[0] = lr_scale
         return step(self, lr_scale, measured=measured)
 
-    def poisoned(self: Learner, loss: torch.Tensor, gradient: torch.Tensor | None) -> float:
+    def poisoned(self: Learner, loss: torch.Tensor, total: torch.Tensor) -> float:
         number = self.examples.state()["batch"]
         calls.append(number)
         if number in bad and scale[0] > only_above:
             loss = loss * float("nan")
-        return finite(self, loss, gradient)
+        return finite(self, loss, total)
 
     monkeypatch.setattr(Learner, "step", watched_step)
-    monkeypatch.setattr(Learner, "_finite", poisoned)
+    monkeypatch.setattr(Learner, "_check_finite", poisoned)
     return calls
 
 
@@ -242,11 +242,11 @@ def test_restore_is_tried_once_before_a_roll_back(lstlm: Cli, tmp_path: Path, mo
         restored.append(1)
         return True
 
-    finite = Learner._finite
+    finite = Learner._check_finite
     monkeypatch.setattr(Learner, "restore_output", restore)
     monkeypatch.setattr(
         Learner,
-        "_finite",
+        "_check_finite",
         lambda self, loss, grad: finite(
             self, loss * (float("nan") if calls.count(6) == 0 and len(calls) == 5 else 1), grad
         ),

@@ -17,7 +17,7 @@ from lstlm.data.association import association_rows
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import CheckpointError, ConfigError
 from lstlm.training.loop.learner import Learner, StepResult
-from lstlm.training.loop.refit import Targets, refit
+from lstlm.training.loop.refit import TargetRows, refit
 
 
 class Passes:
@@ -33,7 +33,7 @@ class Passes:
         raise StopIteration("a pass takes all rows at once; it has no batches")
 
     def coming(self) -> None:
-        """Tell of nothing: a pass takes all rows."""
+        """Return None: a pass takes all rows."""
 
     def state(self) -> dict[str, int]:
         """Return how many passes were made."""
@@ -77,7 +77,7 @@ class RefitLearner(Learner):
         super().__init__(config, corpus, device, Passes(len(corpus.vocabulary)))
         self.words_per_step = len(corpus.vocabulary)
         self._corpus = corpus
-        self._targets: Targets | None = None
+        self._targets: TargetRows | None = None
 
     def step(self, lr_scale: float, *, measured: bool = True) -> StepResult:
         """Make one pass.  `lr_scale` is not used: a refit has no rate."""
@@ -95,14 +95,14 @@ class RefitLearner(Learner):
         self.examples.epoch += 1
         return StepResult(fit.unexplained, self.words_per_step)
 
-    def _open_targets(self) -> Targets:
+    def _open_targets(self) -> TargetRows:
         settings = row_settings(self.config.data, self.config.train.seed)
         rows, facts = association_rows(self._corpus, settings, self._progress(), self.say)
         how = "made in" if facts["made"] else "from an earlier run, made in"
         self.say(f"{facts['entries']:,} association scores, {how} {facts['seconds']:.1f} s")
         # What an earlier run paid for belongs to the price of this one, too.
         self.seconds_before = 0.0 if facts["made"] else float(facts["seconds"])
-        return Targets(rows, self.network.embedding.weight.dtype, self.device)
+        return TargetRows(rows, self.network.embedding.weight.dtype, self.device)
 
     def _progress(self) -> Callable[[str, float], None]:
         told: dict[str, int] = {}

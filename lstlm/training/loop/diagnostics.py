@@ -18,7 +18,7 @@ class Diagnostics:
     """
 
     def __init__(self, decide: Callable[[bool], bool] = bool) -> None:
-        """Take what makes of this process's opinion, whether the price is earned, a decision of all ranks."""
+        """`decide` turns this process's vote, whether the price is earned, into the decision of all ranks."""
         self._decide = decide
         self._price = 0.0
         self._paid_at = float("-inf")

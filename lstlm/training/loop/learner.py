@@ -99,13 +99,13 @@ class Learner:
         return StepResult(value, self._examples_of(batch))
 
     def gradients(self, context: Tensor, ids: Tensor, values: Tensor | None, lap: Callable[[str], None]) -> float:
-        """Return the mean loss, and leave all gradients where the optimisers look for them; `lap` hears of phases."""
+        """Return the mean loss and leave all gradients to the optimisers; `lap` is called at the end of a phase."""
         encoding = self.network.begin(context)
         lap("hidden_forward")
         losses, gradient = self.network.output.value_and_grad(encoding.h, ids, values)
         lap("output")
         encoding.backward(gradient)
-        value = self._finite(self._mean(losses), gradient)
+        value = self._check_finite(*self._reduce_gradients(self._mean(losses), gradient.sum()))
         lap("backward")
         return value
 
@@ -120,11 +120,16 @@ class Learner:
     def _place(self, array: Any) -> Tensor:
         return torch.as_tensor(array).to(self.device, non_blocking=True)
 
-    def _finite(self, loss: Tensor, gradient: Tensor | None) -> float:
-        value = float(loss.detach())
+    def _reduce_gradients(self, loss: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and the sum of the gradient at the output layer: of all ranks, where there are several."""
+        return loss, total
+
+    def _check_finite(self, loss: Tensor, total: Tensor) -> float:
+        """Return the loss; raise where it or the sum of the gradient at the output layer is not finite."""
+        value = float(loss)
         if not math.isfinite(value):
             raise NumericsError(f"the loss of the batch is {value}")
-        if gradient is not None and not math.isfinite(float(gradient.sum())):
+        if not math.isfinite(float(total)):
             raise NumericsError(f"the gradient at the output layer is not finite (the loss is {value:.6g})")
         return value
 

@@ -1,7 +1,7 @@
 """Training by several ranks: one learner and one trainer a process, which take the same decisions at the same step.
 
-What a rank could see differently, it hears from the others: the sum of the gradients, the mean loss, whether someone
-was asked to stop, and the first rank's clock. All of it travels in one sum a step.
+What ranks could see differently, they add up: the gradients, the loss, the votes to stop, and the first rank's clock.
+All of it travels in one sum a step.
 """
 
 import hashlib
@@ -66,8 +66,8 @@ class RankLearner(Learner):
         if config.data.context_kind == "cooccurrence":
             raise ConfigError("data.context_kind cooccurrence: refitted by one process; start it without torchrun")
         self.ranks, self.rank, self.world = ranks, ranks.rank, ranks.world
-        self.whisper: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # this rank's vote and clock
-        self.heard = (0.0, 0.0)  # the sums of both at the last step
+        self.vote_and_clock: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # what this rank adds to the sums
+        self.votes_and_clock = (0.0, 0.0)  # the sums over the ranks at the last step
         super().__init__(config, corpus, device, ranks=ranks)
 
     def _mean(self, losses: Tensor) -> Tensor:
@@ -82,19 +82,18 @@ class RankLearner(Learner):
         assert isinstance(output, OverRanks | ShardedShortlist)
         return output.examples
 
-    def _finite(self, loss: Tensor, gradient: Tensor | None) -> float:
-        """Add up the gradients of the hidden layers over the ranks, and check the sums. Collective."""
+    def _reduce_gradients(self, loss: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Add up over the ranks: the gradients of the hidden layers, in place, and what is returned. Collective."""
         parameters = [p for p in self.network.hidden.parameters() if p.grad is not None]
-        bad = 0.0 if gradient is None else float(gradient.sum()) * 0.0  # nan where it is not finite
-        few = loss.new_tensor([float(loss.detach()), bad, *self.whisper()])
-        flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None] + [few.detach()])
+        few = loss.new_tensor([float(loss), float(total), *self.vote_and_clock()])
+        flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None] + [few])
         self.ranks.total_(flat)
         start = 0
         for parameter in parameters:
             parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
-        self.heard = (float(flat[-2]), float(flat[-1]))
-        return super()._finite(flat[-4], flat[-3])
+        self.votes_and_clock = (float(flat[-2]), float(flat[-1]))
+        return flat[-4], flat[-3]
 
     # ---- replicas --------------------------------------------------------------------------------------------------
     def digest(self) -> int:
@@ -145,7 +144,7 @@ class RankTrainer(Trainer):
         assert isinstance(stopped, Votes)
         self.votes = stopped
         ranks = self.learner.ranks
-        self.learner.whisper = lambda: (stopped.mine(), self._clock() if ranks.first else 0.0)
+        self.learner.vote_and_clock = lambda: (stopped.mine(), self._clock() if ranks.first else 0.0)
         # figures of all rows need all ranks, so the first one's clock decides when they are taken
         self._diagnose = Diagnostics(lambda earned: bool(ranks.numbers([int(earned)])[0][0]))
         stopped.ask()
@@ -160,7 +159,7 @@ class RankTrainer(Trainer):
 
     def _take_step(self) -> None:
         super()._take_step()
-        votes, self.progress.elapsed = self.learner.heard
+        votes, self.progress.elapsed = self.learner.votes_and_clock
         self.votes.count(votes)
 
     def _do_what_is_due(self, stopped: Callable[[], bool]) -> None:

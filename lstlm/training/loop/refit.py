@@ -24,7 +24,7 @@ from lstlm.errors import NumericsError
 _BLOCK = 1 << 22  # entries multiplied at a time: 32 MiB of the mapped file
 
 
-class Targets:
+class TargetRows:
     """Y (D, outputs), sparse, by blocks of its rows as they are mapped from disk."""
 
     def __init__(self, rows: SparseRows, dtype: torch.dtype, device: torch.device) -> None:
@@ -79,7 +79,7 @@ def solve_gram(V: Tensor, X: Tensor, ridge: float) -> Tensor:
     return V @ U.to(V.dtype)
 
 
-def refit(targets: Targets, H: Tensor, ridge: float, power: float) -> Fit:
+def refit(targets: TargetRows, H: Tensor, ridge: float, power: float) -> Fit:
     """Refit W to H, then H to W, and turn both to principal axes: H = P S^power, W = R S^(1−power)."""
     W = solve_gram(targets.transposed_times(H), H, ridge)
     V = targets.times(W)
