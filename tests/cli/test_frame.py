@@ -315,7 +315,7 @@ cli.main(["env"])
 def test_a_failure_among_ranks_has_our_exit_code(group: str, out: str, tmp_path: Path) -> None:
     """The threads of a group that nobody closed must not live to see the interpreter end: they abort.
 
-    Those of a closed one have ended, also where its first optimiser was made meanwhile, which imports what would keep it.
+    Those of a closed one have ended, also where an optimiser was made meanwhile, which imports what would keep it.
     """
     command = [sys.executable, "-c", FAILING, str(tmp_path), group]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
