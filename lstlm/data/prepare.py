@@ -130,14 +130,22 @@ def check_target(out: Path, force: bool) -> None:
         raise ConfigError(f"--out {out}: --force replaces prepared corpora only, and {what}; choose another folder")
 
 
+def _tidy(out: Path) -> None:
+    """Remove what killed processes left beside `out`; put back a corpus that was moved away and not replaced."""
+    for stale in [*out.parent.glob(f".{out.name}.tmp-*"), *out.parent.glob(f".{out.name}.old-*")]:
+        pid = stale.name.rpartition("-")[2]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            if ".old-" in stale.name and not out.exists():
+                stale.rename(out)
+            else:
+                shutil.rmtree(stale, ignore_errors=True)
+
+
 @contextmanager
 def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder beside `out` that becomes `out` if the body succeeds and vanishes if it does not."""
+    _tidy(out)
     check_target(out, force)
-    for stale in out.parent.glob(f".{out.name}.tmp-*"):  # of a run that was killed outright
-        pid = stale.name.rpartition("-")[2]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(stale, ignore_errors=True)
     folder = out.parent / f".{out.name}.tmp-{os.getpid()}"
     try:
         folder.mkdir(parents=True)
