@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import print_json, say
-from lstlm.cli.loading import json_option, open_vectors, source_argument, vocab_option, which_option
+from lstlm.cli.common import json_option, print_json, say
+from lstlm.cli.loading import open_vectors, source_argument, vocab_option, which_option
 from lstlm.errors import ConfigError, DataError
 
 EPILOGUE = """\b

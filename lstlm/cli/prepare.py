@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import print_json, say
+from lstlm.cli.common import print_json, print_table, say
 from lstlm.cores import usable_cores
 
 EPILOGUE = """\b
@@ -144,5 +144,4 @@ def _print_summary(out: Path, summary: dict[str, Any]) -> None:
             rows.append(("note", f"{count:,} {FOUND[key]}"))
     if not summary["splits"]["valid"]["words"]:
         rows.append(("note", "no validation text: give --valid or a larger --valid-fraction"))
-    for name, value in rows:
-        click.echo(f"{name:<10}  {value}")
+    print_table(rows)
