@@ -1,7 +1,7 @@
-"""What a configuration can name: the losses of the spherical family, and the kinds of output layer.
+"""What a configuration can name: losses of the spherical family, kinds of output layer, stabilisers.
 
-One entry says everything that others need to know of a loss or a kind: configuration takes its choices and rates from
-here, factories the classes, `bench` and `verify` what they time and compare. Nothing here needs torch: an entry names
+One entry says everything that others need to know of it: configuration takes its choices and rates from here,
+factories the classes, `bench` and `verify` what they time and compare. Nothing here needs torch: an entry names
 its class as "module:name", which is imported when it is first made. A program may add its own:
 
     LOSSES.add(LossKind("mine", MyLoss, rate=per_word(1 / 200, 10.0), verify_rate=1.0))
@@ -82,7 +82,16 @@ class OutputKind:
     reference: Maker | None = None  # (layer) → the same by plain autograd over stored weights, for `lstlm bench`
 
 
-Entry = TypeVar("Entry", LossKind, OutputKind)
+@dataclass(frozen=True)
+class StabiliserKind:
+    """A way to keep U well-conditioned, by the name that configurations use."""
+
+    name: str
+    make: Maker  # (d, range or None, period or None) → Stabiliser
+    sweeps: bool = False  # whether a repair is a pass over all rows, every so many updates
+
+
+Entry = TypeVar("Entry", LossKind, OutputKind, StabiliserKind)
 
 
 class Registry(Generic[Entry]):
@@ -139,6 +148,15 @@ LOSSES = Registry(
         native_id=2,
         prior_rate=0.004,
     ),
+)
+
+STABILISERS = Registry(
+    "output.stabilise",
+    StabiliserKind("lazy", "lstlm.spherical.stabilise.lazy:Lazy"),
+    StabiliserKind("none", "lstlm.spherical.stabilise.base:Stabiliser"),
+    StabiliserKind("restore", "lstlm.spherical.stabilise.swept:Restore", sweeps=True),
+    StabiliserKind("svd", "lstlm.spherical.stabilise.swept:Svd", sweeps=True),
+    StabiliserKind("power", "lstlm.spherical.stabilise.swept:Power", sweeps=True),
 )
 
 OUTPUTS = Registry(

@@ -12,14 +12,12 @@ from torch import Tensor
 from lstlm.config import OutputConfig
 from lstlm.errors import ConfigError
 from lstlm.outputs import OutputLayer, make_output
-from lstlm.registry import LOSSES, OUTPUTS
+from lstlm.registry import LOSSES, OUTPUTS, STABILISERS
 from lstlm.spherical import DenseSphericalOutput, make_loss
 from lstlm.spherical.stabilise import PAPER_PERIOD
 from lstlm.spherical.steps.dense import squared_error_step
 
 BENCH_ONLY = {"naive-blocked": "naive", "log_prob": "factored"}  # other ways to use a kind of layer
-STABILISERS = ("lazy", "none", "restore", "svd", "power")
-SWEEPING = ("restore", "svd", "power")
 
 # Learning rates that one would train with, for the mean loss of a minibatch; a spherical loss takes at most half of
 # what is stable for its first minibatches.
@@ -57,9 +55,8 @@ class Method:
         if self.kind == "shortlist":
             config = replace(config, loss="taylor")
         if self.kind == "factored":
-            every = self.every if self.stabilise in SWEEPING else None
-            stabilise: Any = self.stabilise
-            config = replace(config, stabilise=stabilise, stabilise_every=every)
+            every = self.every if self.sweeping else None
+            config = replace(config, stabilise=self.stabilise, stabilise_every=every)
         return config
 
     @property
@@ -70,7 +67,12 @@ class Method:
     @property
     def period(self) -> int:
         """The steps after which its cost repeats: a stabiliser that sweeps does so every so many updates."""
-        return self.every if self.stabilise in SWEEPING else 1
+        return self.every if self.sweeping else 1
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether its stabiliser passes over all rows now and then."""
+        return STABILISERS[self.stabilise].sweeps
 
     def memory_bytes(self, vocab: int, d: int, m: int, itemsize: int = 4) -> int:
         """Estimate what the layer and one step need: W, and the outputs (m,D) where a method keeps them."""
@@ -99,11 +101,11 @@ def expand(
     for given, known, option in (
         (names, method_names(), "--methods"),
         (losses, LOSSES.names(), "--losses"),
-        (stabilisers, STABILISERS, "--stabilise"),
+        (stabilisers, STABILISERS.names(), "--stabilise"),
     ):
         if unknown := [name for name in given if name not in known]:
             raise ConfigError(f"{option} {unknown[0]}: unknown; choose from {', '.join(known)}")
-    first = [s for s in stabilisers if s not in SWEEPING][:1] or list(stabilisers[:1])
+    first = [s for s in stabilisers if not STABILISERS[s].sweeps][:1] or list(stabilisers[:1])
     methods = [Method("factored", loss, s, every) for s in first for loss in losses if "factored" in names]
     stored = [name for name in method_names() if name in names and name not in ("factored", "log_prob")]
     for name in stored:
@@ -111,13 +113,13 @@ def expand(
         methods += [Method(name, loss) for loss in (losses if spherical else ("softmax",))]
     if "log_prob" in names:
         methods += [Method("log_prob", loss, "lazy") for loss in losses if LOSSES[loss].normalised]
-    rest = [s for s in STABILISERS if s in stabilisers and s not in first]
+    rest = [s for s in STABILISERS.names() if s in stabilisers and s not in first]
     return methods + [Method("factored", loss, s, every) for s in rest for loss in losses if "factored" in names]
 
 
 def without_repetition(methods: Sequence[Method]) -> list[Method]:
     """Leave out what takes minutes and tells nothing new: naive and sweeping methods with a third and fourth loss."""
-    return [x for x in methods if x.loss in ("z", "squared", "softmax") or not (x.dense or x.stabilise in SWEEPING)]
+    return [x for x in methods if x.loss in ("z", "squared", "softmax") or not (x.dense or x.sweeping)]
 
 
 class Runner:

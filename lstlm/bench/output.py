@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lstlm.bench.check import verify
-from lstlm.bench.methods import SWEEPING, Method, Runner, learning_rate, make_layer, make_runner
+from lstlm.bench.methods import Method, Runner, learning_rate, make_layer, make_runner
 from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, available_memory, in_turn
 from lstlm.bench.workload import Workload
@@ -46,7 +46,7 @@ class Plan:
     def at(self, vocab: int) -> list[Method]:
         """Return the methods to time at one size."""
         ends = vocab in (min(self.vocab_sizes), max(self.vocab_sizes))
-        return [x for x in self.methods if ends or self.everywhere or x.stabilise not in SWEEPING]
+        return [x for x in self.methods if ends or self.everywhere or not x.sweeping]
 
     def work(self, method: Method, vocab: int) -> float:
         """Estimate the seconds that a method takes at a size, for the time left."""
@@ -249,7 +249,7 @@ def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSt
         "lr_halvings": steps.halvings,
         **({} if plan.effort.now is perf_counter else {"clock": "cpu"}),
         **({"restarts": steps.restarts} if steps.restarts else {}),
-        **({"stabilise_every": method.every} if method.stabilise in SWEEPING else {}),
+        **({"stabilise_every": method.every} if method.sweeping else {}),
     }
 
 

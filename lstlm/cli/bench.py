@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from lstlm.cli import bench_common as common
-from lstlm.registry import LOSSES, OUTPUTS
+from lstlm.registry import LOSSES, OUTPUTS, STABILISERS
 
 OUTPUT_EFFORT = (3.0, 1000)  # seconds and steps for each method and size
 MODEL_EFFORT = (8.0, 1000)
@@ -59,7 +59,7 @@ def output(**given: Any) -> None:
     import torch
 
     from lstlm.bench import output as bench
-    from lstlm.bench.methods import STABILISERS, expand, method_names, without_repetition
+    from lstlm.bench.methods import expand, method_names, without_repetition
 
     quick = given["quick"]
     known = method_names()
@@ -67,7 +67,7 @@ def output(**given: Any) -> None:
         known = ("factored", "naive")
     names = common.names(given["methods"], known, known[:-1] if quick and given["targets"] == 1 else known)
     losses = common.names(given["losses"], LOSSES.names(), ("z", "squared") if quick else LOSSES.names())
-    stabilisers = common.names(given["stabilise"], STABILISERS, ("lazy",) if quick else STABILISERS)
+    stabilisers = common.names(given["stabilise"], STABILISERS.names(), ("lazy",) if quick else STABILISERS.names())
     methods = expand(names, losses, stabilisers, given["stabilise_every"])
     plan = bench.Plan(
         methods=methods if given["losses"] else without_repetition(methods),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lstlm.registry import LOSSES, OUTPUTS, Registry
+from lstlm.registry import LOSSES, OUTPUTS, STABILISERS, Registry
 
 LARGEST_INT = 2**63 - 1
 
@@ -86,9 +86,7 @@ class OutputConfig:
     a: float = option(0.1, "Z-loss: slope", above=0)
     b: float = option(10.0, "Z-loss: margin")
     epsilon: float = option(1e-2, "spherical softmax: added to every squared output", above=0)
-    stabilise: Literal["lazy", "svd", "power", "restore", "none"] = option(
-        "lazy", "factored: how the factor U is kept well-conditioned"
-    )
+    stabilise: str = choice("lazy", STABILISERS, "factored: how the factor U is kept well-conditioned")
     stabilise_range: tuple[float, float] | None = option(
         None, "factored: [low, high] for the singular values of U; null for the method's own", above=0
     )

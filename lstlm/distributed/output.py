@@ -17,9 +17,9 @@ from lstlm.distributed.state import ShardedState
 from lstlm.distributed.steps import SquareHere, begin, few
 from lstlm.errors import ConfigError
 from lstlm.kernels.targets import Targets
-from lstlm.output_layer import OutputLayer
 from lstlm.outputs import spherical
 from lstlm.outputs.making import frequencies_of, making_of
+from lstlm.protocol.output_layer import OutputLayer
 from lstlm.registry import OUTPUTS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput

@@ -13,7 +13,7 @@ from lstlm.distributed.output import ShardedOutput
 from lstlm.distributed.ranks import Ranks, even_parts
 from lstlm.outputs.rows import RowGradient
 from lstlm.outputs.shortlist import Route, ShortlistOutput, make_shortlist
-from lstlm.spherical.scan import Scan, ranks_of, top_of
+from lstlm.protocol.scan import Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -45,17 +45,11 @@ class ShardedShortlist(ShortlistOutput):
         self.ranks.total_(both)
         return gradient._replace(weight=both[:, :-1].contiguous(), bias=both[:, -1].contiguous())
 
-    @torch.no_grad()
-    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities, ids), both (m,k), of the k likeliest words. Collective; h the same everywhere."""
-        self._check_topk(h, k)
-        return self.tail._best_of_all(*top_of(self._scan(h), k), k)
+    def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return self.tail._best_of_all(scores, ids, k)
 
-    @torch.no_grad()
-    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
-        """Return the place of ids, (m,) or (m,K), by probability. Collective; h and ids the same everywhere."""
-        self._check_read(h, ids)
-        return ranks_of(self._scan(h), ids, self.ranks.total_)
+    def _total(self, x: Tensor) -> Tensor:
+        return self.ranks.total_(x)
 
     def _scan(self, h: Tensor) -> Scan:
         """The words of this rank; the short list counts as the first one's."""
@@ -67,7 +61,7 @@ class TailRoute(Route):
     """Where the examples of the tail, of which every rank has another number, are worked on: in even parts."""
 
     def __init__(self, ranks: Ranks, pairs: int) -> None:
-        """Hear how many pairs (example, target) of the tail this rank has. Collective."""
+        """Learn how many pairs (example, target) of the tail every rank has. Collective."""
         self.ranks, self.sizes = ranks, [row[0] for row in ranks.numbers([pairs])]
         self.total = sum(self.sizes)
         super().__init__(self.total)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, ScaledRows
-from lstlm.spherical.scan import Block, Scan
+from lstlm.protocol.scan import Block, Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -64,8 +64,8 @@ class AdaptiveSoftmax(RecordedOutput):
         return self.module.head.weight
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self._anchor().dtype
+    def like(self) -> Tensor:
+        return self._anchor()
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _AutogradStep(self, h, ids, t)
@@ -94,8 +94,7 @@ class AdaptiveSoftmax(RecordedOutput):
     @torch.no_grad()
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K)."""
-        self._check_hidden(h)
-        check_ids(ids, len(h), self.vocab)
+        self._check(h, ids)
         return self.log_prob_pairs(h, ids.reshape(len(h), -1)).view(ids.shape)
 
     def _scan(self, h: Tensor) -> Scan:

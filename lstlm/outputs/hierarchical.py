@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
-from lstlm.spherical.scan import Block, Scan
+from lstlm.protocol.scan import Block, Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -79,8 +79,8 @@ class HierarchicalSoftmax(RecordedOutput):
         self.register_buffer("start", starts.to(where))  # class c holds slots start[c]:start[c+1]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.words.matrix.dtype
+    def like(self) -> Tensor:
+        return self.words.matrix
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = _TwoLevelStep(self, h, ids, t)
@@ -95,8 +95,7 @@ class HierarchicalSoftmax(RecordedOutput):
     @torch.no_grad()
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K); only the classes of ids are read."""
-        self._check_hidden(h)
-        check_ids(ids, len(h), self.vocab)
+        self._check(h, ids)
         pairs = ids.reshape(-1, 1).long()
         each = h.repeat_interleave(ids.numel() // len(h), 0)
         return -_TwoLevelStep(self, each, pairs, torch.ones_like(pairs, dtype=h.dtype)).losses.view(ids.shape)

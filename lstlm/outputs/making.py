@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.output_layer import OutputLayer
+from lstlm.protocol.output_layer import OutputLayer
 from lstlm.registry import OUTPUTS, load
 
 if TYPE_CHECKING:

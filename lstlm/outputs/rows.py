@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
-from lstlm.spherical.scan import Block
+from lstlm.protocol.scan import Block
 
 _BLOCK = 2048  # rows drawn, or scanned, at once: the scores of 1000 examples stay near the cache
 _SMALLEST_SCALE = 2.0**-10

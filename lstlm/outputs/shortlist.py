@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
 from lstlm.outputs.spherical import loss_of
+from lstlm.protocol.arguments import without_autocast
+from lstlm.protocol.scan import Block, Scan
 from lstlm.spherical import SphericalLoss, SphericalOutput, TaylorSoftmax
-from lstlm.spherical.arguments import without_autocast
-from lstlm.spherical.scan import Block, Scan
 from lstlm.spherical.shrink import LearningRateTooLarge
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class ShortlistOutput(RecordedOutput):
         return (counts.double() + 1.0) ** self._prior_power
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.head.matrix.dtype
+    def like(self) -> Tensor:
+        return self.head.matrix
 
     # ---- learning ------------------------------------------------------------------------------------------------
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
@@ -106,7 +106,7 @@ class ShortlistOutput(RecordedOutput):
         super().discard()
         self.tail.discard()
 
-    # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
+    # ---- hooks for a layer that is spread over processes; here they are the identity --------------------------------
     def _route(self, pairs: int) -> Route:
         """Return the way of the pairs (example, target) of the tail to where they are worked on, and back."""
         return Route(pairs)
@@ -166,7 +166,7 @@ class ShortlistOutput(RecordedOutput):
 
     def restore(self) -> bool:
         """Fold the factors of the tail into plain weights. O(D·hidden²)."""
-        self._pending = []
+        super().discard()
         return self.tail.restore()
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -174,8 +174,7 @@ class ShortlistOutput(RecordedOutput):
     @without_autocast
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K). Exact; O(k·hidden + hidden²) an example."""
-        self._check_hidden(h)
-        check_ids(ids, len(h), self.vocab)
+        self._check(h, ids)
         rank = self.rank[ids.reshape(len(h), -1)]
         top = self.head.scores(h, slice(None)).log_softmax(1)
         found = top.gather(1, rank.clamp(max=self.shortlist))

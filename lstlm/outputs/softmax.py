@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels.ops import exponentials, gemm
-from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, RowGradient, ScaledRows
-from lstlm.spherical.scan import Scan
+from lstlm.protocol.scan import Scan
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -65,14 +65,13 @@ class LinearSoftmax(RecordedOutput):
         self.rows = Making(**making).rows(vocab, hidden)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.rows.matrix.dtype
+    def like(self) -> Tensor:
+        return self.rows.matrix
 
     @torch.no_grad()
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K); O(D·m·hidden), nothing of size m·D."""
-        self._check_hidden(h)
-        check_ids(ids, len(h), self.vocab)
+        self._check(h, ids)
         return self.rows.log_softmax(h, ids)
 
     @torch.no_grad()

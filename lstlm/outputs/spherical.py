@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lstlm.output_layer import OutputLayer
+from lstlm.protocol.output_layer import OutputLayer
 from lstlm.registry import LOSSES
 from lstlm.spherical import DenseSphericalOutput, SphericalLoss, SphericalOutput, make_loss
 

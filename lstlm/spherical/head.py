@@ -11,8 +11,8 @@ from torch import Tensor
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.kernels import choice, step_ops
 from lstlm.kernels.targets import Targets
+from lstlm.protocol.arguments import without_autocast
 from lstlm.registry import LOSSES, load
-from lstlm.spherical.arguments import without_autocast
 from lstlm.spherical.losses import Outputs, Partials, SphericalLoss
 from lstlm.spherical.reading import SphericalReader
 from lstlm.spherical.shrink import LearningRateTooLarge, Shrink
@@ -35,49 +35,17 @@ class SphericalHead(SphericalReader):
 
     def __init__(self, hidden: int, vocab: int, loss: SphericalLoss | None, bias: bool) -> None:
         super().__init__(hidden, vocab, loss, bias)
-        self._pending: list[Pending] = []
+        self._pending: list[Pending]
         self._unread: list[Tensor] = []  # whether the last updates were allowed, on a device that is not the CPU
 
     # ---- forward and backward ------------------------------------------------------------------------------------
-    def forward(
-        self,
-        h: Tensor,
-        target_ids: Tensor,
-        target_values: Tensor | None = None,
-        weight: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ) -> Tensor:
-        """Return the losses (m,) of h (m,hidden) for target_ids (m,) or (m,K), target_values like the ids or all ones.
-
-        Where examples differ in the number of their targets, target_ids (n,) has all of them, one example's after the
-        other's, and offsets (m,), or (m+1,) with the end, says where each begins, as in torch.nn.EmbeddingBag.
-        `weight` (m,) multiplies the losses. Autograd reaches h alone; the weights wait for `update`.
-        """
-        if self._unusual(h):
-            return self._by_rows(h, target_ids, target_values, weight, offsets)
-        targets = self._check(h, target_ids, target_values, weight, offsets)
-        if torch.is_grad_enabled() and not h.requires_grad:
-            h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same
+    def _forward(self, h: Tensor, targets: Targets) -> Tensor:
         losses: Tensor = _Autograd.apply(h, self, targets)  # type: ignore[no-untyped-call]
-        return losses if weight is None else losses * weight
+        return losses
 
-    @torch.no_grad()
-    def value_and_grad(
-        self,
-        h: Tensor,
-        target_ids: Tensor,
-        target_values: Tensor | None = None,
-        weight: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss, weight (m,), the mean where None.
-
-        The targets are as in `forward`. That is forward and backward less the cost of autograd, about a tenth of a
-        step. `update` comes next, and `h.backward(gradient)` goes on to the layers below.
-        """
-        step = self._step(h, self._check(h, target_ids, target_values, weight, offsets))
-        upstream = None if weight is None else self._gather_upstream(weight.detach())
-        gradient = self._backward(step, upstream)
+    def _value_and_grad(self, h: Tensor, targets: Targets, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        step = self._step(h, targets)
+        gradient = self._backward(step, None if weight is None else self._gather_upstream(weight.detach()))
         return self._own(step.losses), gradient
 
     def learn(
@@ -100,8 +68,18 @@ class SphericalHead(SphericalReader):
     @without_autocast
     def _step(self, h: Tensor, targets: Targets) -> Step:
         """Return a step for the global minibatch, with its outputs."""
+        if not (targets.each or self.loss.without_targets) and targets.ids.is_cpu:
+            self._check_bags(targets)
         h, targets = self._gather(h, targets.merged())
         return self._begin(h, targets)
+
+    def _check_bags(self, targets: Targets) -> None:
+        empty = (targets.offsets.diff() == 0).nonzero()
+        if len(empty):
+            raise ConfigError(
+                f"offsets: example {int(empty[0])} has no target, and {self.loss!r} is a sum over targets; "
+                "leave such examples out, or use SquaredError()"
+            )
 
     @without_autocast
     def _backward(self, step: Step, upstream: Tensor | None) -> Tensor:
@@ -196,10 +174,6 @@ class SphericalHead(SphericalReader):
                     "would have made U singular; lower optim.output_lr, or divide the loss by the minibatch size"
                 )
 
-    def discard(self) -> None:
-        """Forget the backward passes since the last update."""
-        self._pending.clear()
-
     def _after_update(self, shrink: Shrink) -> None:
         """Called with the bounds on what the update did to U."""
 
@@ -229,7 +203,7 @@ class SphericalHead(SphericalReader):
         """Return ‖∇W‖_F of what backward() delivered since the last update; nan where it delivered nothing."""
         return self._pending_step().grad_norm() if self._pending else math.nan
 
-    # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
+    # ---- hooks for a layer that is spread over processes; here they are the identity --------------------------------
     def _gather(self, h: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         """Return the global minibatch h (m,hidden) and its targets, given the examples that are here."""
         return h, targets
@@ -243,8 +217,7 @@ class SphericalHead(SphericalReader):
         return x
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pending step belongs to an autograd graph: a copy starts without one."""
-        return {**self.__dict__, "_pending": [], "_unread": []}
+        return {**super().__getstate__(), "_unread": []}
 
 
 def is_native(loss: SphericalLoss) -> bool:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.choice import Impl
-from lstlm.spherical.arguments import checked_ids
+from lstlm.protocol.arguments import checked_ids
+from lstlm.registry import STABILISERS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
 from lstlm.spherical.shrink import Shrink
-from lstlm.spherical.stabilise import NOTHING_DONE, Report, make_stabiliser
+from lstlm.spherical.stabilise import NOTHING_DONE, Report, Stabiliser
 from lstlm.spherical.state import BLOCK_ROWS, DEFAULT_SIZES, FactoredState, Sizes
 from lstlm.spherical.steps.dense import DenseState
 
@@ -91,7 +92,8 @@ class SphericalOutput(SphericalHead):
         p = _root_of(prior, self)
         W = _initial_weight(self, init_scale, p, dtype, device, generator)
         self.state = self._new_state(W, p, lazy=stabilise == "lazy", sizes=sizes, impl=impl)
-        self.stabiliser = make_stabiliser(stabilise, W.shape[1], stabilise_range, stabilise_every)
+        make = load(STABILISERS[stabilise].make)
+        self.stabiliser: Stabiliser = make(W.shape[1], stabilise_range, stabilise_every)
         self._last = LastStabilisation()
 
     def _new_state(self, W: Tensor, p: Tensor | None, **settings: Any) -> FactoredState:
@@ -114,7 +116,7 @@ class SphericalOutput(SphericalHead):
 
     @torch.no_grad()
     def expect(self, target_ids: Tensor) -> None:
-        """Hear the targets of some minibatches to come, of any shape. Optional; changes no weight.
+        """Take note of the targets of minibatches to come, ids of any shape. Optional; changes no weight.
 
         Rows that missed many repairs are brought up to date together: where the stabiliser has much to do, for a
         fraction of what it costs to do so minibatch by minibatch.

@@ -1,4 +1,4 @@
-"""What a factored or naive layer tells without learning: scores, ranks, weights; and the checks of what it is given."""
+"""What a factored or naive layer tells without learning: scores, ranks, weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.kernels.choice import Impl
 from lstlm.kernels.targets import Targets
-from lstlm.output_layer import OutputLayer
-from lstlm.spherical.arguments import checked_targets, without_autocast
+from lstlm.protocol.arguments import without_autocast
+from lstlm.protocol.output_layer import OutputLayer
+from lstlm.protocol.scan import Scan
 from lstlm.spherical.losses import SphericalLoss, ZLoss
-from lstlm.spherical.scan import Scan, ranks_of, top_of
 from lstlm.spherical.state import FactoredState
 from lstlm.spherical.steps import Step, begin
 from lstlm.spherical.steps.common import with_bias
@@ -28,19 +27,17 @@ TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 10
 class SphericalReader(OutputLayer):
     """A spherical loss over a linear output layer whose weights `state` holds, as it is read."""
 
+    takes_offsets = True
     state: FactoredState | DenseState
     _kept = (0, 1)  # the rows kept here: the first, and every how many; all of them, unless processes share them
 
     def __init__(self, hidden: int, vocab: int, loss: SphericalLoss | None, bias: bool) -> None:
-        super().__init__()
-        if hidden < 1 or vocab < 2:
-            raise ConfigError(f"hidden = {hidden}, vocab = {vocab}: need hidden ≥ 1 and vocab ≥ 2")
+        super().__init__(hidden, vocab)
         if not isinstance(loss, SphericalLoss | None):
             raise ConfigError(f"loss = {loss!r}: give a loss object, such as ZLoss() or make_loss('z')")
-        self.hidden, self.has_bias = hidden, bias
+        self.has_bias = bias
         self.loss = ZLoss() if loss is None else loss
         self._initial_shape = (vocab, hidden + bias)
-        self.impl: Impl = "auto"
 
     @property
     def vocab(self) -> int:
@@ -48,9 +45,9 @@ class SphericalReader(OutputLayer):
         return self.state.D
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type it computes in: float32 or float64."""
-        return self.state.like.dtype
+    def like(self) -> Tensor:
+        """A tensor of the layer's dtype and device."""
+        return self.state.like
 
     def extra_repr(self) -> str:
         """Show the sizes and the loss."""
@@ -73,36 +70,6 @@ class SphericalReader(OutputLayer):
         step.read()
         return step
 
-    def _check(
-        self,
-        h: Tensor,
-        target_ids: Tensor,
-        target_values: Tensor | None = None,
-        weight: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ) -> Targets:
-        """Return the targets, or say what is wrong with the arguments."""
-        for name, given in (("h", h), ("weight", weight)):
-            if not isinstance(given, Tensor | None) or (name == "h" and given is None):
-                raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
-        if h.dim() != 2 or h.shape[1] != self.hidden:
-            raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
-        state, m = self.state, h.shape[0]
-        like = state.like
-        if h.dtype != like.dtype or h.device != like.device:
-            raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
-        if weight is not None and weight.shape != (m,):
-            raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({m},)")
-        targets = checked_targets(target_ids, target_values, offsets, m, state.D, self.impl)
-        if offsets is not None and targets.ids.is_cpu and not self.loss.without_targets:
-            empty = (targets.offsets.diff() == 0).nonzero()
-            if len(empty):
-                raise ConfigError(
-                    f"offsets: example {int(empty[0])} has no target, and {self.loss!r} is a sum over targets; "
-                    "leave such examples out, or use SquaredError()"
-                )
-        return targets
-
     # ---- reading -------------------------------------------------------------------------------------------------
     @torch.no_grad()
     @without_autocast
@@ -124,27 +91,10 @@ class SphericalReader(OutputLayer):
         scores: Tensor = self.loss.log_prob(q, s, o if p is None else o / p, self.state.p_norm2)
         return scores if p is None else scores + 2 * p.log()
 
-    @torch.no_grad()
-    @without_autocast
-    def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best scores (m,k), log-probabilities where the loss has them, and their ids, block by block.
-
-        O(D(md + d²)): reading the whole vocabulary costs the same for one example as for d. Ask for many at once.
-        """
-        if not 1 <= k <= self.vocab:
-            raise ConfigError(f"k = {k}: must be between 1 and the vocabulary size {self.vocab}")
-        return self._best_of_all(*top_of(self._scan(h), k), k)
-
-    @torch.no_grad()
-    @without_autocast
-    def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
-        """Return the place of ids, (m,) or (m,K), by score: 1 is the best, ties to the lower id. Exact."""
-        self._check(h, ids)
-        return ranks_of(self._scan(h), ids, self._total)
-
     def _scan(self, h: Tensor) -> Scan:
         """Return a scan over the rows kept here, a block of TOPK_ROWS at a time."""
-        step = self._begin(h, self._check(h, torch.zeros(len(h), dtype=torch.int64, device=h.device)))
+        none = torch.zeros(len(h), dtype=torch.int64, device=h.device)
+        step = self._begin(h, Targets(none, none.double(), len(h), impl=self.impl))
         H, q, s = with_bias(h.detach(), self.state.d), step.q.to(h.dtype), step.s.to(h.dtype)
         (kept, every), stored = self._kept, len(self.state.like)
 
@@ -185,18 +135,6 @@ class SphericalReader(OutputLayer):
         full[:, : W.shape[1]] = W
         self.discard()
         self.state.reset(full)
-
-    def discard(self) -> None:
-        """Forget what has been prepared for the next update; here nothing."""
-
-    # ---- hooks for a layer that is spread over processes; here everything is at home -------------------------------
-    def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the best k of everyone's best (m,k) and their ids, given those of the rows kept here."""
-        return scores, ids
-
-    def _total(self, x: Tensor) -> Tensor:
-        """Return the sum of everyone's x."""
-        return x
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if (dtype := fn(self.state.like[:0]).dtype) not in (torch.float32, torch.float64):

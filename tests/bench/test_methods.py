@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from lstlm.bench import check, output
-from lstlm.bench.methods import STABILISERS, Method, Runner, expand, learning_rate, make_layer, method_names
+from lstlm.bench.methods import Method, Runner, expand, learning_rate, make_layer, method_names
 from lstlm.bench.timing import Effort
 from lstlm.bench.workload import Workload, zipf_counts
 from lstlm.errors import ConfigError, NumericsError
-from lstlm.registry import LOSSES
+from lstlm.registry import LOSSES, STABILISERS
 from lstlm.spherical import SphericalOutput, make_loss
 
-EVERYTHING = expand(method_names(), LOSSES.names(), STABILISERS)
+EVERYTHING = expand(method_names(), LOSSES.names(), STABILISERS.names())
 
 
 @pytest.mark.parametrize("method", EVERYTHING, ids=str)

@@ -18,12 +18,12 @@ from lstlm.bench.verification import compare
 from lstlm.cli import cli
 from lstlm.config import output_rate, parse_config
 from lstlm.errors import ConfigError
-from lstlm.outputs.base import RecordedOutput, RecordedStep, check_ids
+from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making
+from lstlm.protocol.scan import Scan
 from lstlm.registry import LOSSES, OUTPUTS, LossKind, OutputKind, constant
 from lstlm.spherical import SphericalLoss, make_loss
 from lstlm.spherical.losses import Partials
-from lstlm.spherical.scan import Scan
 from tests.outputs import test_outputs_battery as battery
 from tests.outputs.dense_outputs import DenseLinear, DenseSpherical
 
@@ -74,16 +74,15 @@ class Logistic(RecordedOutput):
         self.rows = Making(**making).rows(len(counts), hidden)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.rows.matrix.dtype
+    def like(self) -> Tensor:
+        return self.rows.matrix
 
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
         step = LogisticStep(self, h, ids, t)
         return step.losses, step
 
     def log_prob(self, h: Tensor, ids: Tensor) -> Tensor:
-        self._check_hidden(h)
-        check_ids(ids, len(h), self.vocab)
+        self._check(h, ids)
         return self.rows.log_softmax(h, ids)
 
     def _scan(self, h: Tensor) -> Scan:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lstlm.errors import ConfigError, NumericsError
+from lstlm.registry import STABILISERS, load
 from lstlm.spherical import SphericalOutput, SquaredError
 from lstlm.spherical.shrink import Shrink
-from lstlm.spherical.stabilise import METHODS, make_stabiliser
 from lstlm.spherical.state import FactoredState
 from tests.spherical.oracle import (
     EXACT,
@@ -31,7 +31,7 @@ from tests.spherical.oracle import (
 pytestmark = pytest.mark.usefixtures("both_ways")
 
 D, d = 31, 6
-REPAIRING = [method for method in METHODS if method != "none"]
+REPAIRING = [method for method in STABILISERS.names() if method != "none"]
 
 
 def skewed_state(sigma: list[float], seed: int, lazy: bool) -> FactoredState:
@@ -46,10 +46,10 @@ def skewed_state(sigma: list[float], seed: int, lazy: bool) -> FactoredState:
 
 
 @settings(max_examples=25)
-@given(st.lists(st.floats(-4, 3), min_size=d, max_size=d), st.integers(0, 99), st.sampled_from(METHODS))
+@given(st.lists(st.floats(-4, 3), min_size=d, max_size=d), st.integers(0, 99), st.sampled_from(STABILISERS.names()))
 def test_w_is_unchanged_and_u_comes_into_range(exponents: list[float], seed: int, method: str) -> None:
     state = skewed_state([10**e for e in exponents], seed, lazy=method == "lazy")
-    stabiliser = make_stabiliser(method, d, (0.05, 20.0), 1)
+    stabiliser = load(STABILISERS[method].make)(d, (0.05, 20.0), 1)
     W = state.materialise()
     sigma = torch.linalg.svdvals(state.exactly("U"))
     outside = int(((sigma < 0.05) | (sigma > 20)).sum())
@@ -73,7 +73,7 @@ def test_w_is_unchanged_and_u_comes_into_range(exponents: list[float], seed: int
     torch.testing.assert_close(state.exactly("U") @ state.exactly("U_inv_T").T, identity, **EXACT)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STABILISERS.names())
 @pytest.mark.parametrize("loss", LOSSES)
 def test_training_with_repairs_equals_dense_autograd(method: str, loss: str) -> None:
     W = random_weight(D, d)
@@ -91,7 +91,7 @@ def test_training_with_repairs_equals_dense_autograd(method: str, loss: str) -> 
 
 def test_a_stabiliser_waits_for_its_period() -> None:
     state = skewed_state([1e-4, 1, 1, 1, 1, 1], 0, lazy=False)
-    stabiliser = make_stabiliser("svd", d, None, 3)
+    stabiliser = load(STABILISERS["svd"].make)(d, None, 3)
     assert [stabiliser.after_update(state, Shrink(0, 0)).repaired for _ in range(4)] == [0, 0, 1, 0]
 
 

@@ -9,8 +9,8 @@ import pickle
 import pytest
 import torch
 
+from lstlm.registry import STABILISERS
 from lstlm.spherical import DenseSphericalOutput, SphericalOutput
-from lstlm.spherical.stabilise import METHODS
 from tests.spherical.oracle import (
     EXACT,
     LOSSES,
@@ -46,7 +46,7 @@ def assert_equal(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STABILISERS.names())
 def test_a_saved_layer_goes_on_bit_for_bit(method: str, dtype: torch.dtype) -> None:
     settings = {"stabilise": method, "stabilise_range": (0.7, 1.4)}
     if method != "lazy":
@@ -102,7 +102,7 @@ def test_a_converted_layer_is_loaded_by_one_that_was_made_so() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STABILISERS.names())
 def test_the_vocabulary_grows_and_shrinks_exactly(method: str, loss: str) -> None:
     W = random_weight(D, d)
     layer, dense = Layer(W, loss, stabilise=method, stabilise_range=(0.7, 1.4)), Dense(W, loss)

@@ -11,25 +11,6 @@ with the left singular vector x of σ and E = I + (σ−1)xxᵀ,  V U = (V E)(E�
     lazy      repairs are recorded in the history and reach a row when it is read; no pass over V.
 """
 
-from __future__ import annotations
+from lstlm.spherical.stabilise.base import NOTHING_DONE, PAPER_PERIOD, READ_EVERY, Report, Stabiliser
 
-from lstlm.errors import ConfigError
-from lstlm.spherical.stabilise.base import NOTHING_DONE, PAPER_PERIOD, PAPER_RANGE, READ_EVERY, Report, Stabiliser
-from lstlm.spherical.stabilise.lazy import LAZY_RANGE, Lazy
-from lstlm.spherical.stabilise.swept import Power, Restore, Svd
-
-__all__ = ["METHODS", "NOTHING_DONE", "PAPER_PERIOD", "READ_EVERY", "Report", "Stabiliser", "make_stabiliser"]
-
-METHODS = ("lazy", "svd", "power", "restore", "none")
-
-
-def make_stabiliser(
-    method: str, d: int, low_high: tuple[float, float] | None = None, every: int | None = None
-) -> Stabiliser:
-    """Return the stabiliser of that name, with the paper's range and period unless told otherwise."""
-    if method == "lazy":
-        return Lazy(d, low_high or LAZY_RANGE)
-    makers = {"none": Stabiliser, "restore": Restore, "svd": Svd, "power": Power}
-    if method not in makers:
-        raise ConfigError(f"output.stabilise: {method!r} is unknown; choose one of {', '.join(METHODS)}")
-    return makers[method](low_high or PAPER_RANGE, PAPER_PERIOD if every is None else every)
+__all__ = ["NOTHING_DONE", "PAPER_PERIOD", "READ_EVERY", "Report", "Stabiliser"]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lstlm.spherical.shrink import Shrink
     from lstlm.spherical.state import FactoredState
 
-PAPER_RANGE = (1e-3, 1e2)
 PAPER_PERIOD = 100
 READ_EVERY = 16  # updates: how often the host looks at a number of another device than the CPU
 
@@ -43,9 +42,12 @@ class Tally:
 class Stabiliser(nn.Module):
     """Looks at U every `every` updates and brings singular values outside [low, high] back to 1."""
 
-    def __init__(self, low_high: tuple[float, float] = PAPER_RANGE, every: int = PAPER_PERIOD) -> None:
+    usual_range = (1e-3, 1e2)  # the paper's
+
+    def __init__(self, d: int, low_high: tuple[float, float] | None = None, every: int | None = None) -> None:
+        """Watch U (d,d); a range or a period that is None is the usual one."""
         super().__init__()
-        low, high = low_high
+        (low, high), every = low_high or self.usual_range, PAPER_PERIOD if every is None else every
         if not (0 < low < 1 < high < math.inf):
             raise ConfigError(f"stabilise_range [{low}, {high}]: needs 0 < low < 1 < high")
         if every < 1:

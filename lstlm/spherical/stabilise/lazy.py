@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from lstlm.spherical.shrink import Shrink
     from lstlm.spherical.state import FactoredState
 
-LAZY_RANGE = (0.1, 10.0)
 LOT_ROWS = 1024  # rows brought forward at a time: fewer would read the products of all segments for little
 OVERSHOOT = 0.5  # of `high`: where a value goes that fell below `low`, for it will go on falling
 
 
 class Lazy(Stabiliser):
-    """Repairs that rows hear of later. Looks only when U may have left its range.
+    """Repairs that reach a row when it is read. Looks only when U may have left its range.
 
     σ_min(U T) ≥ σ_min(U)(1 − shrink), so the product of (1 − shrink) since the last look bounds σ_min from below for
     free. A look is two block power iterations, warm-started, O(d²). Looking later than the bound says is a false
@@ -32,10 +31,12 @@ class Lazy(Stabiliser):
     start: Tensor
     smallest: Tensor
     largest: Tensor
+    usual_range = (0.1, 10.0)
     BLOCK = 4
 
-    def __init__(self, d: int, low_high: tuple[float, float] = LAZY_RANGE) -> None:
-        super().__init__(low_high, every=1)
+    def __init__(self, d: int, low_high: tuple[float, float] | None = None, every: int | None = None) -> None:
+        """Watch U (d,d). There is no period: `every` is not used."""
+        super().__init__(d, low_high)
         self.tally.countdown = READ_EVERY
         generator = torch.Generator().manual_seed(0)
         start, smallest, largest = torch.randn(3, min(self.BLOCK, d), d, generator=generator, dtype=torch.float64)

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.choice import Impl
+from lstlm.kernels.targets import Targets
+from lstlm.protocol.arguments import checked_targets, without_autocast
+from lstlm.protocol.scan import Scan, ranks_of, top_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +61,15 @@ class OutputLayer(nn.Module):
     the rest has defaults for a layer that has nothing to tell. `state_dict` holds all that the next step depends on.
     """
 
-    hidden: int
+    impl: Impl = "auto"  # of the operations that the layer calls
+    takes_offsets = False  # whether examples may differ in the number of their targets
+
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__()
+        if hidden < 1 or vocab < 2:
+            raise ConfigError(f"hidden = {hidden}, vocab = {vocab}: need hidden ≥ 1 and vocab ≥ 2")
+        self.hidden = hidden
+        self._pending: list[Any] = []  # the backward passes since the last update
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let every kind of layer learn in one thread at a time."""
@@ -65,6 +77,10 @@ class OutputLayer(nn.Module):
         for name in _LEARNING:
             if name in vars(cls):
                 setattr(cls, name, alone(vars(cls)[name]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pending step belongs to an autograd graph: a copy starts without one."""
+        return {**self.__dict__, "_pending": []}
 
     @property
     def vocab(self) -> int:
@@ -77,14 +93,52 @@ class OutputLayer(nn.Module):
         raise NotImplementedError
 
     @property
+    def like(self) -> Tensor:
+        """A tensor of the layer's dtype and device."""
+        raise NotImplementedError
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type it computes in: float32 or float64."""
-        raise NotImplementedError
+        return self.like.dtype
+
+    # ---- what it is given ----------------------------------------------------------------------------------------
+    def _check(
+        self,
+        h: Tensor,
+        target_ids: Tensor,
+        target_values: Tensor | None = None,
+        weight: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> Targets:
+        """Return the targets, or say what is wrong with the arguments."""
+        self._check_h(h)
+        if offsets is not None and not self.takes_offsets:
+            raise ConfigError(
+                f"{type(self).__name__} takes targets (m,) or (m,K), without offsets; "
+                "use output.kind factored or naive where examples differ in the number of their targets"
+            )
+        if weight is not None:
+            self._check_tensor("weight", weight)
+        if weight is not None and weight.shape != (len(h),):
+            raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({len(h)},)")
+        return checked_targets(target_ids, target_values, offsets, len(h), self.vocab, self.impl)
+
+    def _check_tensor(self, name: str, given: object) -> None:
+        if not isinstance(given, Tensor):
+            raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
+
+    def _check_h(self, h: Tensor) -> None:
+        self._check_tensor("h", h)
+        if h.dim() != 2 or h.shape[1] != self.hidden:
+            raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
+        like = self.like
+        if h.dtype != like.dtype or h.device != like.device:
+            raise ConfigError(f"h is {h.dtype} on {h.device}; the layer is {like.dtype} on {like.device}")
 
     def _unusual(self, h: Tensor) -> bool:
         """Whether h is no matrix, or empty, or of half precision, as under autocast: what `_by_rows` is for."""
-        if not isinstance(h, Tensor):
-            raise ConfigError(f"h is a {type(h).__name__}; expected a tensor")
+        self._check_tensor("h", h)
         return h.dim() > 2 or h.dtype in (torch.bfloat16, torch.float16) or (h.dim() == 2 and len(h) == 0)
 
     def _by_rows(
@@ -101,19 +155,19 @@ class OutputLayer(nn.Module):
         """
         shape = h.shape[:-1]
 
-        def rows(x: Tensor | None) -> Tensor | None:
+        def rows(x: Any) -> Any:
             return None if x is None else x.reshape(shape.numel(), *x.shape[len(shape) :])
 
         if shape.numel() == 0:
             return h.sum(-1).to(self.dtype)  # no losses, but part of the graph
+        if offsets is None:
+            target_ids, target_values = rows(target_ids), rows(target_values)
         matrix = h.reshape(shape.numel(), h.shape[-1]).to(self.dtype)
-        if offsets is not None:
-            ragged: Tensor = self(matrix, target_ids, target_values, rows(weight), offsets)
-            return ragged.view(shape)
-        losses: Tensor = self(matrix, rows(target_ids), rows(target_values), rows(weight))
+        losses: Tensor = self(matrix, target_ids, target_values, rows(weight), offsets)
         return losses.view(shape)
 
     # ---- learning ------------------------------------------------------------------------------------------------
+    @alone
     def forward(
         self,
         h: Tensor,
@@ -122,13 +176,24 @@ class OutputLayer(nn.Module):
         weight: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> Tensor:
-        """Return losses (m,).  h (m,hidden); target_ids, target_values (m,) or (m,K); weight (m,).
+        """Return the losses (m,) of h (m,hidden) for target_ids (m,) or (m,K), target_values like the ids or all ones.
 
-        Also h (B,T,hidden) with target_ids (B,T), for losses (B,T). With offsets (m,) or (m+1,), target_ids and
-        target_values are (n,), and example i has those from offsets[i] on; a kind that cannot do so raises ConfigError.
+        Also h (B,T,hidden) with target_ids (B,T), for losses (B,T). Where examples differ in the number of their
+        targets, target_ids (n,) has all of them, one example's after the other's, and offsets (m,), or (m+1,) with the
+        end, says where each begins, as in torch.nn.EmbeddingBag; a kind that cannot do so raises ConfigError.
+        `weight` (m,) multiplies the losses. Autograd reaches h alone; the weights wait for `update`.
         """
-        raise NotImplementedError
+        if self._unusual(h):
+            return self._by_rows(h, target_ids, target_values, weight, offsets)
+        targets = self._check(h, target_ids, target_values, weight, offsets)
+        if torch.is_grad_enabled() and not h.requires_grad:
+            h = h.detach().requires_grad_()  # fixed features: the weights of this layer learn all the same
+        losses = self._forward(h, targets)
+        return losses if weight is None else losses * weight
 
+    @alone
+    @torch.no_grad()
+    @without_autocast
     def value_and_grad(
         self,
         h: Tensor,
@@ -139,14 +204,19 @@ class OutputLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h (m,hidden) of Σ weight·loss, weight (m,), the mean where None.
 
-        `update` comes next, as after `backward`.
+        The targets are as in `forward`. That is forward and backward less the cost of autograd, about a tenth of a
+        step. `update` comes next, and `h.backward(gradient)` goes on to the layers below.
         """
-        with torch.enable_grad():
-            leaf = h.detach().requires_grad_()
-            losses: Tensor = self(leaf, target_ids, target_values, offsets=offsets)
-        upstream = torch.full_like(losses, 1 / len(losses)) if weight is None else weight.to(losses)
-        (gradient,) = torch.autograd.grad(losses, leaf, upstream)
-        return losses.detach(), gradient
+        targets = self._check(h, target_ids, target_values, weight, offsets)
+        return self._value_and_grad(h.detach(), targets, weight)
+
+    def _forward(self, h: Tensor, targets: Targets) -> Tensor:
+        """Return the losses (m,) for arguments that have been checked; their backward leaves a step with the layer."""
+        raise NotImplementedError
+
+    def _value_and_grad(self, h: Tensor, targets: Targets, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Do what `value_and_grad` does, for arguments that have been checked."""
+        raise NotImplementedError
 
     def update(self, lr: float, weight_decay: float = 0.0) -> None:
         """W ← (1 − lr·weight_decay)·W − lr·∇W for the backward passes since the last update."""
@@ -154,10 +224,10 @@ class OutputLayer(nn.Module):
 
     def discard(self) -> None:
         """Forget the backward passes since the last update."""
-        raise NotImplementedError
+        self._pending = []
 
     def expect(self, target_ids: Tensor) -> None:
-        """Hear the targets of some minibatches to come, of any shape; changes no weight."""
+        """Take note of the targets of minibatches to come, ids of any shape; changes no weight."""
 
     def restore(self) -> bool:
         """Fold whatever stands for W into plain weights, without changing W; say whether there was anything to fold."""
@@ -168,13 +238,36 @@ class OutputLayer(nn.Module):
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K), where the layer is normalised."""
         raise ConfigError(f"{type(self).__name__} defines no probability")
 
+    @torch.no_grad()
+    @without_autocast
     def topk(self, h: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return (scores, ids), both (m,k), best first; the scores are log-probabilities where there are any."""
-        raise NotImplementedError
+        """Return (scores, ids), both (m,k), best first; the scores are log-probabilities where there are any.
 
+        It reads the whole vocabulary, block by block: ask for many examples at once.
+        """
+        self._check_h(h)
+        if not 1 <= k <= self.vocab:
+            raise ConfigError(f"k = {k}: must be between 1 and the vocabulary size {self.vocab}")
+        return self._best_of_all(*top_of(self._scan(h), k), k)
+
+    @torch.no_grad()
+    @without_autocast
     def rank_of(self, h: Tensor, ids: Tensor) -> Tensor:
         """Return 1 + how many words score above ids, (m,) or (m,K), int64; of equal scores, the lower id is above."""
+        self._check(h, ids)
+        return ranks_of(self._scan(h), ids, self._total)
+
+    def _scan(self, h: Tensor) -> Scan:
+        """Return a scan over the words kept here, whose scores order the words of an example."""
         raise NotImplementedError
+
+    def _best_of_all(self, scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the best k of all ranks' best (m,k) and their ids, given those of the words kept here: all words."""
+        return scores, ids
+
+    def _total(self, x: Tensor) -> Tensor:
+        """Return the sum of x over the ranks that share the words; x itself where all are kept here."""
+        return x
 
     def weight(self) -> Tensor:
         """Return the word vectors of the output side (D,hidden), a copy."""
