@@ -14,8 +14,10 @@ from lstlm.errors import ConfigError
 from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
 from lstlm.spherical.scan import Block
 
-_BLOCK = 16384  # rows drawn at once
-_BLOCK = 2048  # columns of scores held at once when the whole vocabulary is scanned: of 1000 examples, near the cache
+_ROWS_DRAWN = 16384  # at once
+_COLUMNS_HELD = (
+    2048  # columns of scores held at once when the whole vocabulary is scanned: of 1000 examples, near the cache
+)
 _SMALLEST_SCALE = 2.0**-10
 OPTIMISERS = ("sgd", "adagrad")
 
@@ -106,8 +108,8 @@ class ScaledRows(nn.Module):
 
     def score_blocks(self, h: Tensor) -> Iterator[Block]:
         """Scan the whole vocabulary by at most 2048 rows: O(D·m·hidden), memory free of D."""
-        for start in range(0, len(self.matrix), _BLOCK):
-            rows = slice(start, min(start + _BLOCK, len(self.matrix)))
+        for start in range(0, len(self.matrix), _COLUMNS_HELD):
+            rows = slice(start, min(start + _COLUMNS_HELD, len(self.matrix)))
             yield torch.arange(rows.start, rows.stop, device=h.device), partial(self.scores, h, rows)
 
     def log_normaliser(self, h: Tensor) -> Tensor:
@@ -193,8 +195,8 @@ def uniform_rows(
     limit = (0.1 / hidden**0.5 if scale is None else scale) * 3.0**0.5
     kept = range(rows) if kept is None else kept
     matrix = torch.empty(len(kept), hidden, dtype=like.dtype, device=like.device)
-    for start in range(0, rows, _BLOCK):
-        block = matrix.new_empty(min(_BLOCK, rows - start), hidden).uniform_(-limit, limit, generator=generator)
+    for start in range(0, rows, _ROWS_DRAWN):
+        block = matrix.new_empty(min(_ROWS_DRAWN, rows - start), hidden).uniform_(-limit, limit, generator=generator)
         skip = (kept.start - start) % kept.step
         mine = block[skip :: kept.step]
         place = (start + skip) // kept.step
