@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lstlm.config import Config, dump_config, load_config, parse_config, vector_config
-from lstlm.data import Corpus, Split, Vocabulary, evaluation_batches
+from lstlm.data import Batch, Corpus, Split, Vocabulary, evaluation_batches
 from lstlm.data.inputs import TextSource
 from lstlm.data.prepare import PrepareOptions
 from lstlm.data.prepare import prepare as prepare_corpus
@@ -52,6 +52,7 @@ class Run:
     network     the model, a torch module in evaluation mode; `network.output` is the output layer
     step        how many updates it has seen
     text        how text becomes words, as the text of its corpus did
+    predictor   reads text and asks the network
     """
 
     def __init__(self, loaded: LoadedRun) -> None:
@@ -61,6 +62,7 @@ class Run:
         self.network: Network = loaded.network
         self.step: int = loaded.step
         self.text: TextOptions = loaded.text
+        self.unknown_share: float = loaded.unknown_share  # of the words of its corpus
 
     def __repr__(self) -> str:
         return f"<lstlm run {self.folder}: {len(self.vocabulary):,} words, step {self.step:,}>"
@@ -86,7 +88,7 @@ class Run:
 
     def predict(self, text: str, k: int = 10) -> list[tuple[str, float]]:
         """Return the k likeliest next words with their probabilities, or with scores where the loss has none."""
-        predictor = self._predictor
+        predictor = self.predictor
         entries = predictor.predict(predictor.read(text)[0], k)["predictions"]
         key = "probability" if self.network.output.normalised else "score"
         return [(entry["word"], entry[key]) for entry in entries]
@@ -96,7 +98,7 @@ class Run:
 
         The same seed draws the same words. A temperature below 1 prefers likely words; 0 takes the likeliest.
         """
-        found = self._predictor.generate(prompt, words, temperature=temperature, seed=seed)
+        found = self.predictor.generate(prompt, words, temperature=temperature, seed=seed)
         return " ".join([prompt, *found] if prompt else found)
 
     def log_prob(self, sentence: str) -> float:
@@ -115,18 +117,19 @@ class Run:
         split = self._encode([sentence])
         if split.sentences != 1:
             raise ConfigError(f"{split.sentences} sentences where one is needed; perplexity takes a whole text")
-        scores = word_scores(self.network, self._batches(split))
+        scores = word_scores(self.network, self.batches(split))
         return [(self.vocabulary.words[target], score) for target, score in scores]
 
     def perplexity(self, text: str | Iterable[str]) -> float:
         """Return exp(−mean log p) over all words and sentence ends of a text, or of lines such as an open file's."""
         self._need_probabilities()
-        result = evaluate(self.network, self._batches(self._encode(text)), rank_examples=0)
+        result = evaluate(self.network, self.batches(self._encode(text)), rank_examples=0)
         assert result.perplexity is not None  # there are probabilities
         return result.perplexity
 
     @cached_property
-    def _predictor(self) -> Predictor:
+    def predictor(self) -> Predictor:
+        """What answers `predict` and `generate`; ConfigError where the model predicts no words."""
         data = self.config.data
         return Predictor(self.network, self.vocabulary, context=data.context, kind=data.context_kind, text=self.text)
 
@@ -148,10 +151,12 @@ class Run:
             raise DataError("the text holds no words")
         return split
 
-    def _batches(self, split: Split) -> Any:
-        data = self.config.data
-        size = max(self.config.train.batch_size, 256)
-        return evaluation_batches(split, self.vocabulary, context=data.context, kind=data.context_kind, batch_size=size)
+    def batches(self, split: Split, limit: int | None = None) -> Iterator[Batch]:
+        """Yield the examples of a split, `limit` at most, as the model was trained on them."""
+        data, size = self.config.data, max(self.config.train.batch_size, 256)
+        return evaluation_batches(
+            split, self.vocabulary, context=data.context, kind=data.context_kind, batch_size=size, limit=limit
+        )
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Run:
@@ -247,7 +252,7 @@ def train_vectors(
     corpus = data if isinstance(data, Corpus) else Corpus.open(Path(data))
     words = len(corpus.vocabulary) - len(SPECIALS)
     if words < 2:
-        raise DataError(f"{corpus.folder}: a single word is frequent enough; give more text")
+        raise DataError("a single word of the text is frequent enough; give more text")
     config = vector_config(corpus.train.words, words)
     return train(config, data=corpus, settings=settings, run=run or default_folder(Path("vectors")), **how)
 

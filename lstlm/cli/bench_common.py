@@ -18,44 +18,36 @@ if TYPE_CHECKING:
 __all__ = ["deliver", "draw", "effort", "names", "say", "show", "use_threads"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class Sizes(click.ParamType[tuple[int, ...]]):
-    """Vocabulary sizes: 1000,10000 or 1e3,1e4."""
-
-    name = "N,N,…"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        sizes = []
-        for part in str(value).split(","):
-            try:
-                size = float(part)
-            except ValueError:
-                self.fail(f"{part!r} is not a number; give sizes such as 1000,10000,793471", param, ctx)
-            if not 16 <= size <= 2**31 or size != int(size):
-                self.fail(f"{part} is not a whole number from 16 to {2**31:,}", param, ctx)
-            sizes.append(int(size))
-        return tuple(sizes)
+MOST = 2**31
 
 
 class Counts(click.ParamType[tuple[int, ...]]):
-    """Whole numbers from 1 on: 1,2,4."""
+    """Whole numbers with commas: 1,2,4 or 1e3,1e4."""
 
     name = "N,N,…"
+
+    def __init__(self, least: int = 1) -> None:
+        self._range = f"a whole number from {least} to {MOST:,}"
+        self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        parts = [part.strip() for part in str(value).split(",")]
-        for part in parts:
-            if not part.isdigit() or int(part) < 1:
-                self.fail(f"{part!r} is not a whole number from 1 on; give numbers such as 1,2,4", param, ctx)
-        return tuple(int(part) for part in parts)
+        counts = []
+        for part in str(value).split(","):
+            try:
+                count = float(part)
+            except ValueError:
+                self.fail(f"{part!r} is not a number; give numbers such as 1000,10000", param, ctx)
+            if not self._least <= count <= MOST or count != int(count):
+                self.fail(f"{part} is not {self._range}", param, ctx)
+            counts.append(int(count))
+        return tuple(counts)
 
 
 def sizes_option(default: str) -> Callable[[_Function], _Function]:
     """Return --vocab-sizes."""
-    return click.option("--vocab-sizes", type=Sizes(), help=f"Vocabulary sizes D, with commas.  [{default}]")
+    return click.option("--vocab-sizes", type=Counts(16), help=f"Vocabulary sizes D, with commas.  [{default}]")
 
 
 def names_option(flag: str, default: str) -> Callable[[_Function], _Function]:

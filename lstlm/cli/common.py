@@ -1,10 +1,10 @@
-"""What all commands share: verbosity, messages on stderr, suggestions, one JSON document on stdout."""
+"""What all commands share: verbosity, messages on stderr, suggestions, tables or one JSON document on stdout."""
 
 import difflib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +14,7 @@ from lstlm.streams import settle_streams
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
 DEBUG = "lstlm.debug"
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -103,6 +104,14 @@ def warn(text: str) -> None:
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout; a number that JSON does not have is a mistake of ours, hence an error."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> None:
+    """Print rows as lines of aligned columns on stdout; the columns in `numbers` are set to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        click.echo("  ".join(cells).rstrip())
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from lstlm.cli.common import print_json
+from lstlm.cli.common import json_option, print_json, print_table
 
 EPILOGUE = """\b
 Example:
@@ -22,7 +22,7 @@ def command() -> None:
 
 
 @command.command("list", epilog="\b\nExample:\n  lstlm config list\n")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def list_recipes(as_json: bool) -> None:
     """List the recipes that come with lstlm; `--config NAME` takes each by its name."""
     from lstlm.config import recipes
@@ -31,9 +31,7 @@ def list_recipes(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    width = max(map(len, found), default=0)
-    for name, title in found.items():
-        click.echo(f"{name:<{width}}  {title}")
+    print_table([*found.items()])
 
 
 @command.command("show", epilog="\b\nExample:\n  lstlm config show demo --explain\n")

@@ -2,7 +2,7 @@
 
 import click
 
-from lstlm.cli.common import print_json
+from lstlm.cli.common import json_option, print_json, print_table
 
 EPILOGUE = """\b
 Example:
@@ -12,7 +12,7 @@ Example:
 
 
 @click.command("env", epilog=EPILOGUE)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def command(as_json: bool) -> None:
     """Show versions, processor, threads, BLAS and devices."""
     from lstlm.environment import describe
@@ -29,6 +29,5 @@ def command(as_json: bool) -> None:
     rows["devices"] = ", ".join(rows["devices"])
     rows |= {name: found or "not installed" for name, found in packages.items()}
     rows |= variables
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        click.echo(f"{name.replace('_', ' ') if name.islower() else name:<{width}}  {'-' if value is None else value}")
+    names = [name.replace("_", " ") if name.islower() else name for name in rows]
+    print_table([*zip(names, ("-" if value is None else str(value) for value in rows.values()), strict=True)])

@@ -1,36 +1,48 @@
 """``lstlm eval``: scores of a run or of any file of word vectors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import is_quiet, print_json, say
+from lstlm.cli.common import is_quiet, json_option, print_json, print_table, say
 from lstlm.cli.eval_perplexity import perplexity
 from lstlm.cli.loading import (
     case_option,
     is_run,
-    json_option,
     oov_option,
     open_vectors,
     source_argument,
-    table,
     vocab_option,
     which_option,
 )
 from lstlm.errors import ConfigError
 
-pairs_option = click.option("--pairs", type=click.Path(path_type=Path), help="The file of human judgements.")
-resamples_option = click.option(
-    "--resamples",
-    type=click.IntRange(min=0),
-    default=1000,
-    show_default=True,
-    help="Bootstrap draws for the 95 % interval; 0 for none.",
-)
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the bootstrap.")
+
+def similarity_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what all tests of similarity take."""
+    options = (
+        source_argument(),
+        click.option("--pairs", type=click.Path(path_type=Path), help="The file of human judgements."),
+        oov_option,
+        which_option,
+        case_option,
+        click.option(
+            "--resamples",
+            type=click.IntRange(min=0),
+            default=1000,
+            show_default=True,
+            help="Bootstrap draws for the 95 % interval; 0 for none.",
+        ),
+        click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the bootstrap."),
+        vocab_option,
+        json_option,
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 EPILOGUE = """\b
@@ -61,17 +73,9 @@ Example:
 
 
 @command.command("simlex", short_help="Correlation with SimLex-999.", epilog=SIMLEX_EPILOGUE)
-@source_argument()
-@pairs_option
+@similarity_options
 @click.option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
 @click.option("--by-pos", is_flag=True, help="Also for adjectives, nouns and verbs apart.")
-@oov_option
-@which_option
-@case_option
-@resamples_option
-@seed_option
-@vocab_option
-@json_option
 def simlex(source: Path, pairs: Path | None, download: bool, as_json: bool, **options: Any) -> None:
     """Correlate cosines with the 999 human similarities of SimLex-999.
 
@@ -100,16 +104,8 @@ Example:
 @command.command(
     "wordsim", short_help="Correlation with WordSim-353 or any `word word score` file.", epilog=WORDSIM_EPILOGUE
 )
-@source_argument()
-@pairs_option
+@similarity_options
 @click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names.")
-@oov_option
-@which_option
-@case_option
-@resamples_option
-@seed_option
-@vocab_option
-@json_option
 def wordsim(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> None:
     """Correlate cosines with WordSim-353, or with any `word word score` file (MEN, RG-65, SimVerb, …).
 
@@ -169,8 +165,7 @@ def _print_similarity(results: dict[str, Any]) -> None:
         rows.append([name, numbers[0], interval, numbers[1], f"{d['pairs_used']} of {d['pairs_total']}"])
     if len(results) == 1:
         rows = [row[1:] for row in rows]
-    for line in table(rows):
-        click.echo(line)
+    print_table(rows)
 
 
 ANALOGY_EPILOGUE = """\b
@@ -225,5 +220,4 @@ def analogy(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> 
     for line in zip(*columns, strict=True):
         shares = ["–" if score.accuracy is None else f"{100 * score.accuracy:.1f} %" for score in line]
         rows.append([line[0].name, str(line[0].used), str(line[0].total), *shares])
-    for text in table(rows, numbers=set(range(1, len(rows[0])))):
-        click.echo(text)
+    print_table(rows, numbers=range(1, len(rows[0])))

@@ -12,14 +12,14 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import print_json, say, warn
-from lstlm.cli.loading import json_option, open_run, source_argument, table
+from lstlm.cli.common import json_option, print_json, print_table, say, warn
+from lstlm.cli.loading import open_run, source_argument
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from lstlm.data import Batch, Split
+    from lstlm.api import Run
+    from lstlm.data import Split
     from lstlm.data.tokenise import TextOptions
-    from lstlm.training.run.saved import LoadedRun
 
 EPILOGUE = """\b
 Example:
@@ -78,7 +78,7 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
         _print(document)
 
 
-def _measure(run: "LoadedRun", split: "Split", options: dict[str, Any]) -> dict[str, Any]:
+def _measure(run: "Run", split: "Split", options: dict[str, Any]) -> dict[str, Any]:
     """Return the document of `--json`."""
     from lstlm.evaluation.perplexity import affordable_ranks, evaluate
 
@@ -86,7 +86,7 @@ def _measure(run: "LoadedRun", split: "Split", options: dict[str, Any]) -> dict[
     ranked = affordable_ranks(run.network, _RANK_PRODUCTS, _FEWEST_RANKS) if wanted is None else wanted
     total = min(split.tokens, options["limit"] or split.tokens)
     with Bars({"score": (" words", "scoring"), "rank": (" words", "ranking")}, {"score": total}) as bars:
-        batches = _batches(run, split, options["limit"])
+        batches = run.batches(split, options["limit"])
         result = evaluate(run.network, batches, rank_examples=ranked, seed=options["seed"], progress=bars)
     if not result.tokens:
         raise DataError(f"{split.name}: holds no examples for context_kind {run.config.data.context_kind}")
@@ -102,20 +102,11 @@ def _measure(run: "LoadedRun", split: "Split", options: dict[str, Any]) -> dict[
     return document
 
 
-def _batches(run: "LoadedRun", split: "Split", limit: int | None) -> "Iterator[Batch]":
-    from lstlm.data import evaluation_batches
-
-    data, size = run.config.data, max(run.config.train.batch_size, 256)
-    return evaluation_batches(
-        split, run.vocabulary, context=data.context, kind=data.context_kind, batch_size=size, limit=limit
-    )
-
-
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _split(run: "LoadedRun", options: dict[str, Any], spelled: list[list[str]]) -> "Split":
+def _split(run: "Run", options: dict[str, Any], spelled: list[list[str]]) -> "Split":
     """Return the ids to score: of a text, or of a part of the corpus.
 
     With --words the sentences of a text are put in `spelled`: of a word that is unknown, the ids do not tell which.
@@ -168,7 +159,7 @@ def _sentences(name: str, text: "TextOptions") -> Iterator[list[str]]:
             lines += block.count(b"\n")
 
 
-def _warn_of_unknown(run: "LoadedRun", split: "Split", options: dict[str, Any]) -> None:
+def _warn_of_unknown(run: "Run", split: "Split", options: dict[str, Any]) -> None:
     """Warn where a text has far more unknown words than the corpus: its perplexity is mostly that of <unk>."""
     if split.unknown_share > max(3 * run.unknown_share, 0.05):
         how = (
@@ -181,7 +172,7 @@ def _warn_of_unknown(run: "LoadedRun", split: "Split", options: dict[str, Any]) 
         )
 
 
-def _print_words(run: "LoadedRun", split: "Split", spelled: list[list[str]], limit: int | None) -> None:
+def _print_words(run: "Run", split: "Split", spelled: list[list[str]], limit: int | None) -> None:
     """Print one JSON line a sentence: its words, each with its score, and whether the model knows it."""
     import numpy as np
 
@@ -191,7 +182,7 @@ def _print_words(run: "LoadedRun", split: "Split", spelled: list[list[str]], lim
     if kind == "bag":
         raise ConfigError("--words: a run of context_kind bag scores bags of words, not one word after the other")
     key = "log_prob" if run.network.output.normalised else "minus_loss"
-    scored = word_scores(run.network, _batches(run, split, limit))
+    scored = word_scores(run.network, run.batches(split, limit))
     ends = np.flatnonzero(split.ids == known.eos_id)
     lengths = np.diff(ends, prepend=-1) - (kind == "window")  # where </s> is no target
     for number, length in enumerate(lengths.tolist()):
@@ -209,19 +200,16 @@ def _print_words(run: "LoadedRun", split: "Split", spelled: list[list[str]], lim
 
 
 def _print(document: dict[str, Any]) -> None:
-    def show(key: str, form: str) -> str:
-        return "–" if document[key] is None else format(document[key], form)
-
-    rows = [
-        ["perplexity", show("perplexity", ".2f")],
-        ["without <unk>", show("known_perplexity", ".2f")],
-        ["loss", show("loss", ".4f")],
-        ["words scored", show("tokens", ",d")],
-        ["of them <unk>", show("unknown_share", ".2%")],
-        ["top-1", show("top1", ".2%")],
-        ["top-10", show("top10", ".2%")],
-        ["mean reciprocal rank", show("mrr", ".4f")],
-        ["examples ranked", show("rank_examples", ",d")],
-    ]
-    for line in table(rows):
-        click.echo(line)
+    figures = {
+        "perplexity": ("perplexity", ".2f"),
+        "without <unk>": ("known_perplexity", ".2f"),
+        "loss": ("loss", ".4f"),
+        "words scored": ("tokens", ",d"),
+        "of them <unk>": ("unknown_share", ".2%"),
+        "top-1": ("top1", ".2%"),
+        "top-10": ("top10", ".2%"),
+        "mean reciprocal rank": ("mrr", ".4f"),
+        "examples ranked": ("rank_examples", ",d"),
+    }
+    values = {name: (document[key], form) for name, (key, form) in figures.items()}
+    print_table([[name, "–" if value is None else format(value, form)] for name, (value, form) in values.items()])

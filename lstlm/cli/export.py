@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import print_json, say
-from lstlm.cli.loading import json_option, open_vectors, source_argument, vocab_option, which_option
+from lstlm.cli.common import json_option, print_json, say
+from lstlm.cli.loading import open_vectors, source_argument, vocab_option, which_option
 from lstlm.errors import ConfigError, DataError
 
 EPILOGUE = """\b
@@ -65,8 +65,8 @@ def command(
     for path in outputs(form, target):
         if inside := next((above for above in path.parents if above.is_file()), None):
             raise ConfigError(f"--out {target}: {inside} is a file; {form} needs a folder there")
-        if path.is_dir():
-            raise ConfigError(f"--out {path}: is a folder; name a file")
+        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+            raise ConfigError(f"--out {path}: is a folder or a device; name a file")
         if path.exists() and not force:
             raise ConfigError(f"--out {path}: exists; choose another name or add --force")
     everything = open_vectors(source, which, vocabulary=vocabulary)

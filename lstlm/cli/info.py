@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from lstlm.cli.common import print_json
-from lstlm.cli.loading import json_option, source_argument, table
+from lstlm.cli.common import json_option, print_json, print_table
+from lstlm.cli.loading import source_argument
 from lstlm.errors import DataError
 
 EPILOGUE = """\b
@@ -33,14 +33,10 @@ def command(path: Path, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    for line in table(
-        [
-            [name.removesuffix("_s").replace("_", " "), _text(name, value)]
-            for name, value in facts.items()
-            if value != {}
-        ]
-    ):
-        click.echo(line)
+    shown = {
+        name.removesuffix("_s").replace("_", " "): _text(name, value) for name, value in facts.items() if value != {}
+    }
+    print_table([*shown.items()])
 
 
 def describe(path: Path) -> dict[str, Any]:

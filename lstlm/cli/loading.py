@@ -1,20 +1,19 @@
-"""What the commands that use a trained model share: a run or a vector file from one argument, queries, small tables."""
+"""What the commands that use a trained model share: a run or a vector file from one argument, queries, options."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import say
+from lstlm.cli.common import print_json, say
 from lstlm.data.inputs import standard_input
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from lstlm.training.run.saved import LoadedRun
+    from lstlm.api import Run
     from lstlm.vectors import Vectors
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 which_option = click.option(
     "--which",
     type=click.Choice(["input", "output", "sum"]),
@@ -34,8 +33,6 @@ case_option = click.option(
     help="fold: the first, so the most frequent, word that is equal but for case; exact: the very spelling only; "
     "prefer: the very spelling, else fold.",
 )
-
-
 oov_option = click.option(
     "--oov", is_flag=True, help="Give words without a vector one by their spelling (character n-grams)."
 )
@@ -57,16 +54,15 @@ def is_run(path: Path) -> bool:
     return path.is_dir()
 
 
-def open_run(path: Path, device: str = "cpu") -> "LoadedRun":
+def open_run(path: Path, device: str = "cpu") -> "Run":
     """Load a run or checkpoint; a vector file is refused with the reason."""
     if not is_run(path):
         raise ConfigError(
             f"{path}: a file; this needs a run folder or a checkpoint, for the network and not only vectors"
         )
-    from lstlm.training.run.saved import load_run
-    from lstlm.training.run.session import use_device
+    from lstlm.api import load
 
-    return load_run(path, device=use_device(device))
+    return load(path, device=device)
 
 
 def open_vectors(
@@ -81,10 +77,7 @@ def open_vectors(
     if is_run(path):
         if vocabulary is not None:
             raise ConfigError(f"--vocab {vocabulary}: a run has its own words; --vocab goes with a .npy file")
-        from lstlm.evaluation.embeddings import word_vectors
-
-        run = open_run(path)
-        return word_vectors(run.network, run.vocabulary.words, which or "input", run.vocabulary.counts.tolist())
+        return open_run(path).word_vectors(which or "input")
     if which not in (None, "input"):
         raise ConfigError(f"--which {which}: {path} is a file, which has one set of vectors; --which goes with a run")
     from lstlm.vectors import load_vectors
@@ -106,9 +99,10 @@ def queries(given: str | None) -> Iterator[str]:
             yield line
 
 
-def table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> Iterator[str]:
-    """Rows as lines of aligned columns; the columns in `numbers` are set to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    for row in rows:
-        cells = (c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        yield "  ".join(cells).rstrip()
+def answer(answers: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:
+    """Show the answer to each query when it is there, or print all as one JSON document."""
+    if as_json:
+        print_json({"queries": list(answers)})
+        return
+    for one in answers:
+        show(one)

@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import print_json, say
-from lstlm.cli.loading import (
-    json_option,
-    oov_option,
-    open_vectors,
-    queries,
-    source_argument,
-    table,
-    vocab_option,
-    which_option,
-)
+from lstlm.cli.common import json_option, print_table, say
+from lstlm.cli.loading import answer, oov_option, open_vectors, queries, source_argument, vocab_option, which_option
 from lstlm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,23 +78,20 @@ def command(
     vectors = open_vectors(source, which, vocabulary=vocabulary)
     asked = None if words in ((), ("-",)) else read_queries(words)
     several = asked is None or len(asked) > 1
-    answers: list[dict[str, Any]] = []
-    failed = False
-    for query in asked or _from_stdin(vectors):
-        try:
-            answer = _answer(vectors, query, count, oov)
-        except ConfigError as error:
-            if not several:
-                raise
-            failed = True
-            click.echo(f"lstlm: error: {error}", err=True)
-            answer = {"query": query.text, "error": str(error), "neighbours": []}
-        if as_json:
-            answers.append(answer)
-        else:
-            _print(answer, several)
-    if as_json:
-        print_json({"queries": answers})
+    failed: list[Query] = []
+
+    def answers() -> Iterator[dict[str, Any]]:
+        for query in asked or _from_stdin(vectors):
+            try:
+                yield _answer(vectors, query, count, oov)
+            except ConfigError as error:
+                if not several:
+                    raise
+                failed.append(query)
+                click.echo(f"lstlm: error: {error}", err=True)
+                yield {"query": query.text, "error": str(error), "neighbours": []}
+
+    answer(answers(), lambda found: _print(found, several), as_json=as_json)
     if failed:
         click.get_current_context().exit(ConfigError.exit_code)
 
@@ -141,8 +129,7 @@ def _plain(vectors: "Vectors", word: str) -> str:
     return words[0] if len(words) == 1 and vectors.row(words[0], "prefer") is not None else word
 
 
-def _print(answer: dict[str, Any], several: bool) -> None:
-    first = [answer["query"]] if several else []
-    rows = [[*first, entry["word"], f"{entry['cosine']:.4f}"] for entry in answer["neighbours"]]
-    for line in table(rows, numbers={len(first) + 1}):
-        click.echo(line)
+def _print(found: dict[str, Any], several: bool) -> None:
+    first = [found["query"]] if several else []
+    rows = [[*first, entry["word"], f"{entry['cosine']:.4f}"] for entry in found["neighbours"]]
+    print_table(rows, numbers={len(first) + 1})

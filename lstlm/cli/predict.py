@@ -1,17 +1,18 @@
 """``lstlm predict``: the likeliest next words, or words drawn one after the other."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import print_json, say
-from lstlm.cli.loading import json_option, open_run, queries, source_argument, table
+from lstlm.cli.common import json_option, print_table, say
+from lstlm.cli.loading import answer, open_run, queries, source_argument
 from lstlm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lstlm.api import Run
     from lstlm.evaluation.prediction import Predictor
-    from lstlm.training.run.saved import LoadedRun
 
 EPILOGUE = """\b
 Example:
@@ -40,29 +41,23 @@ def command(run_path: Path, text: str | None, count: int, as_json: bool, **drawi
     With --generate, words are drawn one after the other until a sentence ends; never <unk>. An empty TEXT begins a
     sentence.
     """
-    from lstlm.evaluation.prediction import Predictor
-
     if drawing["generate"] is None and (drawing["temperature"], drawing["seed"]) != (None, None):
         raise ConfigError("--temperature and --seed go with --generate N")
     run = open_run(run_path)
-    data = run.config.data
-    predictor = Predictor(run.network, run.vocabulary, context=data.context, kind=data.context_kind, text=run.text)
+    predictor = run.predictor
     several = text is None or text == "-"
-    answers: list[dict[str, Any]] = []
-    for query in queries(text):
-        if drawing["generate"] is None or query.strip():
-            context, unknown = predictor.read(query)
-            _tell_unknown(run, unknown)
-        if drawing["generate"] is not None:
-            answer = _generate(predictor, query, drawing)
-        else:
-            answer = {"query": query, **predictor.predict(context, count)}
-        if as_json:
-            answers.append(answer)
-        else:
-            _print(answer, several)
-    if as_json:
-        print_json({"queries": answers})
+
+    def answers() -> Iterator[dict[str, Any]]:
+        for query in queries(text):
+            if drawing["generate"] is None or query.strip():
+                context, unknown = predictor.read(query)
+                _tell_unknown(run, unknown)
+            if drawing["generate"] is not None:
+                yield _generate(predictor, query, drawing)
+            else:
+                yield {"query": query, **predictor.predict(context, count)}
+
+    answer(answers(), lambda found: _print(found, several), as_json=as_json)
     if drawing["generate"] is None and not run.network.output.normalised:
         say(f"output.loss {run.config.output.loss} defines no probabilities: these are scores, good for order only")
 
@@ -73,7 +68,7 @@ def _generate(predictor: "Predictor", query: str, drawing: dict[str, Any]) -> di
     return {"query": query, "generated": words}
 
 
-def _tell_unknown(run: "LoadedRun", unknown: list[str]) -> None:
+def _tell_unknown(run: "Run", unknown: list[str]) -> None:
     from lstlm.vectors.spelling import near_spellings
 
     for word in unknown:
@@ -84,12 +79,10 @@ def _tell_unknown(run: "LoadedRun", unknown: list[str]) -> None:
         )
 
 
-def _print(answer: dict[str, Any], several: bool) -> None:
-    if "generated" in answer:
-        click.echo(" ".join([*answer["query"].split(), *answer["generated"]]))
+def _print(found: dict[str, Any], several: bool) -> None:
+    if "generated" in found:
+        click.echo(" ".join([*found["query"].split(), *found["generated"]]))
         return
-    key = "probability" if answer["predictions"][0]["probability"] is not None else "score"
-    first = [answer["query"]] if several else []
-    rows = [[*first, entry["word"], f"{entry[key]:.4g}"] for entry in answer["predictions"]]
-    for line in table(rows):
-        click.echo(line)
+    key = "probability" if found["predictions"][0]["probability"] is not None else "score"
+    first = [found["query"]] if several else []
+    print_table([[*first, entry["word"], f"{entry[key]:.4g}"] for entry in found["predictions"]])

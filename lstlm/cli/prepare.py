@@ -1,13 +1,14 @@
 """``lstlm prepare``: text to vocabulary, ids and manifest."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import print_json, say
+from lstlm.cli.common import print_json, print_table, say
 from lstlm.cores import usable_cores
 
 EPILOGUE = """\b
@@ -54,8 +55,9 @@ PHASES = {"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}
 def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Turn text into training data: a vocabulary, memory-mapped ids and a manifest with hashes.
 
-    TEXT is a file (plain, .gz, .bz2, .xz), a folder, a glob, - for the standard input, demo or 1b. It has one sentence
-    a line, unless --tokenise simple cuts it. The folder appears under its name only when it is whole.
+    TEXT is a file (plain, .gz, .bz2, .xz), a folder, a glob, - for the standard input, demo, or 1b (the One Billion
+    Word benchmark, which the path of its .tar.gz names too). It has one sentence a line, unless --tokenise simple cuts
+    it. The folder appears under its name only when it is whole.
     """
     from lstlm.data.prepare import check_target, prepare
     from lstlm.data.sources import open_source
@@ -68,7 +70,7 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
         raise ConfigError(
             "no text: name files or folders of text, or demo, e.g. lstlm prepare mine.txt --out data/mine"
         )
-    options = _options(names, given)
+    options = _options(given)
     cap = {} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}
     check_target(out, given["force"])  # now, before a download of hours
     source = open_source(
@@ -79,6 +81,8 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
         data_folder=given["data_folder"],
         **cap,
     )
+    if options.min_count is None:
+        options = replace(options, min_count={"1b": 3, "demo": 5}.get(source.name, 1))
     with Bars(PHASES) as bars:
         summary = prepare(source, out, options, force=given["force"], progress=bars)
     for note in (*summary["source"]["notes"], *_hints(summary, given["min_count"])):
@@ -89,13 +93,12 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
         _print_summary(out, summary)
 
 
-def _options(names: tuple[str, ...], given: dict[str, Any]) -> Any:
+def _options(given: dict[str, Any]) -> Any:
     from lstlm.data.prepare import PrepareOptions
     from lstlm.data.tokenise import TextOptions
 
-    min_count = given["min_count"] or {"1b": 3, "demo": 5}.get(names[0], 1)
     return PrepareOptions(
-        min_count=min_count,
+        min_count=given["min_count"],
         max_vocab=given["max_vocab"],
         workers=min(given["workers"] or usable_cores(), usable_cores()),
         valid_fraction=0.01 if given["valid_fraction"] is None else given["valid_fraction"],
@@ -119,10 +122,15 @@ FOUND = {
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
+    from lstlm.data.vocabulary import SPECIALS
+
     vocabulary, train = summary["vocabulary"], summary["splits"]["train"]
+    min_count = summary["settings"]["min_count"]
+    often = f" (seen at least {min_count} times)" if min_count > 1 else ""
+    words = vocabulary["size"] - len(SPECIALS)
     rows = [
         ("corpus", str(out)),
-        ("vocabulary", f"{vocabulary['size']:,} of {vocabulary['types']:,} types"),
+        ("vocabulary", f"{vocabulary['size']:,}: {words:,} of {vocabulary['types']:,} types{often}, and 3 specials"),
         ("coverage", f"{100 * (1 - train['oov_rate']):.2f} % of training words"),
     ]
     for name, part in summary["splits"].items():
@@ -136,5 +144,4 @@ def _print_summary(out: Path, summary: dict[str, Any]) -> None:
             rows.append(("note", f"{count:,} {FOUND[key]}"))
     if not summary["splits"]["valid"]["words"]:
         rows.append(("note", "no validation text: give --valid or a larger --valid-fraction"))
-    for name, value in rows:
-        click.echo(f"{name:<10}  {value}")
+    print_table(rows)

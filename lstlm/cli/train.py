@@ -195,7 +195,7 @@ def _show_summary(summary: "Summary", *, as_json: bool) -> None:
         return
     figures = report["evaluation"]
     scores = " ".join(f"{key.removeprefix('eval/')}={value:.4f}" for key, value in figures.items())
-    if "eval/loss" not in figures:
+    if "eval/loss" not in figures and summary.state == "finished":  # a run that was interrupted may have none yet
         common.say("no validation text, so no loss: prepare the corpus with --valid or a larger --valid-fraction")
     click.echo(
         f"{summary.state} step={report['step']} words={report['words']} elapsed_s={report['elapsed_s']:.1f} "

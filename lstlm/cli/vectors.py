@@ -15,7 +15,6 @@ import click
 
 from lstlm.cli import common
 from lstlm.cli.bars import Bars
-from lstlm.cli.loading import json_option, table
 from lstlm.cli.prepare import PHASES
 from lstlm.cores import usable_cores
 from lstlm.errors import ConfigError, DataError
@@ -60,7 +59,7 @@ _ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: wh
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random start.")
 @click.option("--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [default: torch's]")
 @click.option("--force", is_flag=True, help="Write over --out, and over another corpus in --keep.")
-@json_option
+@common.json_option
 def command(texts: tuple[str, ...], target: Path, keep: Path | None, as_json: bool, **given: Any) -> None:
     """Learn word vectors from TEXT: files, folders, globs (plain, .gz, .bz2, .xz), or - for stdin.
 
@@ -227,5 +226,4 @@ def _print(facts: dict[str, Any]) -> None:
         rows.insert(
             4, ["SimLex-999", f"{score['spearman']:.4f} ({score['pairs_used']} of {score['pairs_total']} pairs)"]
         )
-    for line in table(rows):
-        click.echo(line)
+    common.print_table(rows)

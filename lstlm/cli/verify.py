@@ -1,16 +1,12 @@
 """``lstlm verify``: the factored and the naive output layer side by side."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields
 
 import click
 
-from lstlm.cli.common import is_quiet, print_json
+from lstlm.cli.common import is_quiet, json_option, print_json, print_table
 from lstlm.cores import worthwhile_threads
 from lstlm.registry import LOSSES
-
-if TYPE_CHECKING:
-    from lstlm.bench.verification import Errors
 
 EPILOGUE = """\b
 Example:
@@ -35,7 +31,7 @@ Example:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of weights and minibatches."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json: bool) -> None:
     """Train the factored and the naive output layer on the same minibatches, and show how far they are apart.
 
@@ -46,7 +42,7 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     import torch
     from tqdm import tqdm
 
-    from lstlm.bench.verification import BATCH, BOUND, HIDDEN, VOCAB, compare
+    from lstlm.bench.verification import BATCH, BOUND, HIDDEN, VOCAB, Errors, compare
 
     torch.set_num_threads(worthwhile_threads(3 * BATCH * HIDDEN * VOCAB, torch.get_num_threads()))
     chosen = losses or LOSSES.names()
@@ -66,18 +62,12 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
         }
         print_json(document)
     else:
-        _print_table(errors)
+        rows = [[loss, *(f"{value:.1e}" for value in asdict(found).values())] for loss, found in errors.items()]
+        print_table([["loss", *(field.name for field in fields(Errors))], *rows], numbers=range(1, len(rows[0])))
         verdict = "the same layer" if agree else "NOT the same layer"
         click.echo(f"\n{verdict}: largest error {worst:.1e}, bound {BOUND[dtype]:.0e} ({dtype}, {steps} steps)")
     if not agree:
         click.get_current_context().exit(1)
-
-
-def _print_table(errors: "dict[str, Errors]") -> None:
-    names = list(asdict(next(iter(errors.values()))))
-    click.echo("loss      " + "".join(f"{name:>10}" for name in names))
-    for loss, found in errors.items():
-        click.echo(f"{loss:<10}" + "".join(f"{value:>10.1e}" for value in asdict(found).values()))
 
 
 def _json_number(value: float) -> float | None:

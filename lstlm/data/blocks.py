@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -31,15 +32,26 @@ def _cut(data: bytes) -> int:
     return at - 1 if data[at - 1] >= 0xC0 else len(data)
 
 
+def _is_tar(data: bytes) -> bool:
+    """Whether data starts as a tar archive does: a header whose checksum is right."""
+    try:
+        tarfile.TarInfo.frombuf(data[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+    except (tarfile.TarError, OverflowError, ValueError):
+        return False
+    return True
+
+
 def read_blocks(file: Reader, name: str, size: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield blocks of about `size` bytes that end with a newline.
 
     A line longer than a block is cut at a space into several sentences (at a character, if it has no space), so that
-    memory does not depend on the longest line. A byte order mark is dropped; UTF-16 is refused.
+    memory does not depend on the longest line. A byte order mark is dropped; UTF-16 and archives are refused.
     """
     carry = file.read(size)
     if carry[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{name}: looks like UTF-16 text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
+    if _is_tar(carry):
+        raise DataError(f"{name}: an archive (tar), not text; unpack it first and name the folder: tar xf")
     carry = carry.removeprefix(b"\xef\xbb\xbf")
     while carry:
         more = file.read(size)

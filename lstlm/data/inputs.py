@@ -126,16 +126,16 @@ class TextReader:
         return data
 
 
-def unpack(file: HashingReader, name: str, cap: int, kind: str | None = None) -> CappedReader:
-    """Return the text of a file, unpacked by the ending of its name (or of `kind`)."""
+def unpack(file: HashingReader, name: str, cap: int) -> CappedReader:
+    """Return the content of a file, unpacked by the ending of its name."""
     raw: Any = file
     stream: Reader
-    ending = Path(kind or name).suffix
-    if ending == ".gz":
+    ending = Path(name).suffix
+    if ending in (".gz", ".tgz"):
         stream = gzip.GzipFile(fileobj=raw)
-    elif ending == ".bz2":
+    elif ending in (".bz2", ".tbz2"):
         stream = bz2.BZ2File(raw)
-    elif ending in (".xz", ".lzma"):
+    elif ending in (".xz", ".txz", ".lzma"):
         stream = lzma.LZMAFile(raw)  # noqa: SIM115 (closed with the file below it)
     elif ending == ".zst":
         try:

@@ -27,6 +27,7 @@ TRAIN_SHARDS, HELD_OUT_SHARDS = 99, 50
 
 _TRAIN = re.compile(r"training-monolingual\.tokenized\.shuffled/news\.en-000\d\d-of-00100")
 _HELD_OUT = re.compile(r"heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-000\d\d-of-00050")
+_TAR = re.compile(r"\.(tar(\.\w+)?|tgz|tbz2|txz)$")
 _UNSOUND = (tarfile.TarError, OverflowError, ValueError)  # the latter two of numbers in a damaged header
 _TEST = "news.en.heldout-00000-of-00050"
 
@@ -44,12 +45,10 @@ def part_of(name: str) -> str | None:
 
 def open_one_billion(archive: Path | None, *, download: bool, data_folder: Path, max_bytes: int) -> TextSource:
     """Find the benchmark: `archive` (.tar.gz or extracted folder), else in the data folder, else download it."""
-    if archive is not None:
-        if not archive.exists():
-            raise DataError(f"--archive {archive}: no such file or folder")
-        return _open(archive, max_bytes)
+    if archive is not None and not archive.exists():
+        raise DataError(f"--archive {archive}: no such file or folder")
     places = (data_folder / NAME, data_folder / ARCHIVE)
-    for place in places:
+    for place in places if archive is None else (archive,):
         if place.exists():
             return _open(place, max_bytes)
     if not download:
@@ -62,17 +61,35 @@ def open_one_billion(archive: Path | None, *, download: bool, data_folder: Path,
     return _open(places[1], max_bytes)
 
 
+def recognise(name: str, max_bytes: int) -> TextSource | None:
+    """Return the benchmark if that is what a path names: any tar file, or a folder with text of both kinds."""
+    place = Path(name)
+    if place.is_file() and _TAR.search(name):
+        return ArchiveSource(place, max_bytes)
+    parts = {part for _, part in _shards(place)} if name and place.is_dir() else set()
+    return _open(place, max_bytes) if "train" in parts and len(parts) > 1 else None
+
+
+def _shards(folder: Path) -> list[tuple[str, str]]:
+    """Return the shards below a folder, each with its part."""
+    found = [(str(file), part_of(file.as_posix())) for file in sorted(folder.rglob("news.en*")) if file.is_file()]
+    return [(path, part) for path, part in found if part is not None]
+
+
 def _open(place: Path, max_bytes: int) -> TextSource:
     if place.is_file():
         return ArchiveSource(place, max_bytes)
-    found = [(str(file), part_of(file.as_posix())) for file in sorted(place.rglob("news.en*")) if file.is_file()]
-    files = [(path, part) for path, part in found if part is not None]
+    files = _shards(place)
     if not any(part == "train" for _, part in files):
-        raise DataError(
-            f"{place}: holds no shard named like training-monolingual.tokenized.shuffled/news.en-00001-of-00100"
-        )
+        raise _no_shards(place)
     notes = _completeness([part for _, part in files])
     return FileSource(name="1b", files=files, max_bytes=max_bytes, notes=notes)
+
+
+def _no_shards(place: Path) -> DataError:
+    shard = f"{NAME}/training-monolingual.tokenized.shuffled/news.en-00001-of-00100"
+    remedy = "; other archives are to be unpacked first" if place.is_file() else ""
+    return DataError(f"{place}: holds no shard named like {shard}{remedy}")
 
 
 def _completeness(parts: list[str]) -> list[str]:
@@ -125,8 +142,7 @@ class ArchiveSource:
         parts: list[str] = []
         with file:
             raw = HashingReader(file, on_bytes)
-            packed = self.path.name.removesuffix(".tgz") + ".gz" if self.path.suffix == ".tgz" else self.path.name
-            stream = unpack(raw, str(self.path), self.max_bytes, kind=packed)
+            stream = unpack(raw, str(self.path), self.max_bytes)
             for text in self._members(stream):
                 parts.append(text.part)
                 yield text
@@ -134,7 +150,7 @@ class ArchiveSource:
                 pass
             raw.drain()
         if "train" not in parts:
-            raise DataError(f"{self.path}: holds no shard named like {NAME}/training-…/news.en-00001-of-00100")
+            raise _no_shards(self.path)
         self.notes += _completeness(parts)
         self.records.insert(0, {"name": str(self.path), "part": None, "bytes": raw.size, "sha256": raw.sha256})
 

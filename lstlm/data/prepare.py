@@ -33,6 +33,11 @@ SERIAL_BLOCKS = 4
 
 _ROWS = re.compile(rf"{ROWS}[0-9a-f]{{12}}|\.{ROWS}[0-9a-f]{{12}}-\d+")  # whole, or left by a run that was killed
 
+UNWRITABLE = (
+    None,
+    *(getattr(errno, f"E{name}") for name in ("NOSPC", "DQUOT", "FBIG", "IO", "ACCES", "ROFS", "NOENT")),
+)
+
 Progress = Callable[[str, int, int | None], None]
 """Called with (phase, units done since the last call, total or None); phases: `read` in bytes, `encode` in ids."""
 
@@ -125,18 +130,25 @@ def check_target(out: Path, force: bool) -> None:
         raise ConfigError(f"--out {out}: --force replaces prepared corpora only, and {what}; choose another folder")
 
 
+def _tidy(out: Path) -> None:
+    """Remove what killed processes left beside `out`; put back a corpus that was moved away and not replaced."""
+    for stale in [*out.parent.glob(f".{out.name}.tmp-*"), *out.parent.glob(f".{out.name}.old-*")]:
+        pid = stale.name.rpartition("-")[2]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            if ".old-" in stale.name and not out.exists():
+                stale.rename(out)
+            else:
+                shutil.rmtree(stale, ignore_errors=True)
+
+
 @contextmanager
 def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder beside `out` that becomes `out` if the body succeeds and vanishes if it does not."""
+    _tidy(out)
     check_target(out, force)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for stale in out.parent.glob(f".{out.name}.tmp-*"):  # of a run that was killed outright
-        pid = stale.name.rpartition("-")[2]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(stale, ignore_errors=True)
     folder = out.parent / f".{out.name}.tmp-{os.getpid()}"
-    folder.mkdir()
     try:
+        folder.mkdir(parents=True)
         yield folder
         old = out.parent / f".{out.name}.old-{os.getpid()}"
         if out.exists():
@@ -151,7 +163,7 @@ def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         # numpy gives no number where it could not write all; the others name no file
-        if isinstance(error, OSError) and error.errno in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
             raise LstlmError(f"--out {out}: cannot be written: {error.strerror or error}") from error
         raise
 

@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 from lstlm.data.demo import DemoSource
 from lstlm.data.inputs import MAX_BYTES, FileSource, HashingReader, OnBytes, TextInput, TextReader, TextSource
-from lstlm.data.onebillion import open_one_billion
+from lstlm.data.onebillion import open_one_billion, recognise
 from lstlm.errors import ConfigError, DataError
 
 
@@ -62,6 +62,10 @@ def open_source(
         return open_one_billion(archive, download=download, data_folder=data_folder, max_bytes=max_bytes)
     if sources[0] == "demo":
         return DemoSource()
+    if len(sources) == 1 and (benchmark := recognise(sources[0], max_bytes)):
+        if valid:
+            raise ConfigError(f"--valid: {sources[0]} is the One Billion Word benchmark and has validation text")
+        return benchmark
     train = expand_paths(sources)
     held_out = expand_paths(valid, "--valid ")
     if train.count("-") + held_out.count("-") > 1:

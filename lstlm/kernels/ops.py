@@ -193,14 +193,26 @@ def gemm(
     return torch.addmm(out, A, B, beta=beta, alpha=alpha, out=out) if beta or alpha != 1 else torch.mm(A, B, out=out)
 
 
-def exponentials(scores: Tensor, bias: Tensor | None = None, *, impl: Impl = "auto") -> tuple[Tensor, Tensor]:
-    """Overwrite scores (m,n) by exp(scores + bias − top); return top (m,), its largest, and the row sums (m,)."""
+def cross_entropy(
+    scores: Tensor,
+    ids: Tensor,
+    t: Tensor,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    upstream: Tensor | None = None,
+    *,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Return −Σₖ tₖ log softmax(scores + scale·bias)[idₖ] (m,), and overwrite scores (m,n) by the gradient of it.
+
+    ids and t (m,K), bias (n,); the gradient is times upstream (m,), 1 where None.
+    """
     code = native_for(impl, scores) if scores.stride(1) == 1 and scores.numel() else None
     if code is None:
-        return reference.exponentials(scores, bias)
-    top, totals = scores.new_empty(2, len(scores))
-    code.exponentials(scores, bias, top, totals, get_num_threads())
-    return top, totals
+        return reference.cross_entropy(scores, ids, t, bias, scale, upstream)
+    losses = scores.new_empty(len(scores))
+    code.cross_entropy(scores, ids.contiguous(), t.contiguous(), bias, scale, upstream, losses, get_num_threads())
+    return losses
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
@@ -249,8 +261,29 @@ def adagrad(
     impl: Impl = "auto",
 ) -> None:
     """Take a step of Adagrad for each parameter: squares += g², x −= lr · g / (√squares + epsilon)."""
-    code = native_for(impl, parameters[0])
-    (reference if code is None else code).adagrad(parameters, gradients, squares, lr, epsilon)
+    if (code := native_for(impl, parameters[0])) is None:
+        reference.adagrad(parameters, gradients, squares, lr, epsilon)
+    else:
+        code.adagrad(parameters, gradients, squares, lr, epsilon, get_num_threads())
+
+
+def adam(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    rates: tuple[float, float, float, float, float],
+    *,
+    impl: Impl = "auto",
+) -> None:
+    """Take a step of Adam for each parameter, as torch.optim.Adam does; rates are t, from 1, lr, β₁, β₂ and ε.
+
+    mean ← β₁ mean + (1 − β₁) g, square ← β₂ square + (1 − β₂) g²; x −= lr · mean / (√square + ε), each over 1 − βᵗ.
+    """
+    if (code := native_for(impl, parameters[0])) is None:
+        reference.adam(parameters, gradients, means, squares, *rates)
+    else:
+        code.adam(parameters, gradients, means, squares, *rates, get_num_threads())
 
 
 def in_one_piece(*tensors: Tensor) -> bool:

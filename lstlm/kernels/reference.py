@@ -92,15 +92,24 @@ def add_bags(rows: Tensor, targets: Targets, X: Tensor, weights: Tensor, times: 
     rows.index_add_(0, targets.place, targets.spread(X) * weights[:, None], alpha=times)
 
 
-def exponentials(scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def cross_entropy(
+    scores: Tensor, ids: Tensor, t: Tensor, bias: Tensor | None, scale: float, upstream: Tensor | None
+) -> Tensor:
     if bias is not None:
-        scores += bias
+        scores.add_(bias, alpha=scale)
+    target, weight = (t * scores.gather(1, ids)).sum(1), t.sum(1)
     top, totals = scores.new_empty(2, len(scores))
     for start in range(0, len(scores), rows := max(1, CACHED // scores.shape[1])):
         chunk = scores[start : start + rows]
         top[start : start + rows] = high = chunk.amax(1)
         totals[start : start + rows] = chunk.sub_(high[:, None]).exp_().sum(1)
-    return top, totals
+    scores.mul_((weight / totals)[:, None])
+    # scatter_add_, not scores[ids] -= t: a word that is a target twice must count twice
+    scores.scatter_add_(1, ids, -t)
+    if upstream is not None:
+        scores.mul_(upstream[:, None])
+    losses: Tensor = weight * (totals.log() + top) - target
+    return losses
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
@@ -142,6 +151,24 @@ def adagrad(
     for x, g, total in zip(parameters, gradients, squares, strict=True):
         total.addcmul_(g, g)
         x.addcdiv_(g, total.sqrt().add_(epsilon), value=-lr)
+
+
+def adam(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    step: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    root = (1 - beta2**step) ** 0.5
+    for x, g, mean, square in zip(parameters, gradients, means, squares, strict=True):
+        mean.lerp_(g, 1 - beta1)
+        square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        x.addcdiv_(mean, square.sqrt().div_(root).add_(epsilon), value=-lr / (1 - beta1**step))
 
 
 # ---- the low-rank step -----------------------------------------------------------------------------------------------

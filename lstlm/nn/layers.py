@@ -163,22 +163,21 @@ class _Autograd(torch.autograd.Function):
         return dx, None, *gradients
 
 
-def adagrad(optimiser: torch.optim.Adagrad) -> bool:
+def compiled_step(optimiser: torch.optim.Optimizer) -> bool:
     """Take the step of `optimiser`, but for its hooks, by compiled code, where that can do it; say whether it did.
 
     torch spends as long on the way to its pass over the parameters as on the pass. Compiled code looks at all it is
     given first, and refuses what it cannot read with nothing changed.
     """
-    for group in optimiser.param_groups:
-        if group["weight_decay"] or group["lr_decay"] or group["maximize"]:
-            return False
+    compiled = {torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam}.get(type(optimiser))
+    if compiled is None or any(group.get(name) for group in optimiser.param_groups for name in _SETTINGS):
+        return False
     for number, group in enumerate(optimiser.param_groups):
         parameters = group["params"]
         states = [optimiser.state[x] for x in parameters]
-        lists = parameters, [x.grad for x in parameters], [state["sum"] for state in states]
         try:
-            ops.adagrad(*lists, group["lr"], group["eps"], impl="native")
-        except (ConfigError, TypeError, ValueError):
+            compiled(parameters, [x.grad for x in parameters], states, group)
+        except (ConfigError, KeyError, TypeError, ValueError):  # KeyError: Adam makes its state in its first step
             if number == 0:
                 return False
             raise
@@ -186,3 +185,19 @@ def adagrad(optimiser: torch.optim.Adagrad) -> bool:
             state["step"] += 1
         increment_version(parameters)
     return True
+
+
+_SETTINGS = ("weight_decay", "lr_decay", "maximize", "amsgrad")  # what compiled code does not know
+_States = list[dict[str, Tensor]]
+
+
+def _adagrad(parameters: list[Tensor], gradients: list[Tensor], states: _States, group: dict[str, Any]) -> None:
+    squares = [state["sum"] for state in states]
+    ops.adagrad(parameters, gradients, squares, group["lr"], group["eps"], impl="native")
+
+
+def _adam(parameters: list[Tensor], gradients: list[Tensor], states: _States, group: dict[str, Any]) -> None:
+    means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+    (step,) = {float(state["step"]) for state in states}  # ValueError where they differ
+    (beta1, beta2), lr, epsilon = group["betas"], group["lr"], group["eps"]
+    ops.adam(parameters, gradients, means, squares, (step + 1, lr, beta1, beta2, epsilon), impl="native")

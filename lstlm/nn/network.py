@@ -18,7 +18,7 @@ from lstlm.config import Config, OptimConfig, output_rate
 from lstlm.distributed import Ranks, ShardedEmbedding
 from lstlm.errors import CheckpointError, ConfigError, DataError
 from lstlm.kernels.ops import adagrad_rows, add_rows, outside
-from lstlm.nn.layers import HiddenLayers, SparseEmbedding, adagrad
+from lstlm.nn.layers import HiddenLayers, SparseEmbedding, compiled_step
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
 
@@ -170,7 +170,7 @@ class Optimisers:
         if self.hidden is not None:
             for group in self.hidden.param_groups:
                 group["lr"] = self.config.hidden_lr * lr_scale
-            if not (isinstance(self.hidden, torch.optim.Adagrad) and adagrad(self.hidden)):
+            if not compiled_step(self.hidden):
                 self.hidden.step()
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
-from lstlm.kernels.ops import exponentials
+from lstlm.kernels.ops import cross_entropy, gemm
 from lstlm.outputs.base import RecordedStep
 from lstlm.outputs.rows import Making, RowGradient, merged
 from lstlm.outputs.softmax import LinearSoftmax
@@ -74,24 +74,21 @@ class SampledSoftmax(LinearSoftmax):
 
 class _SampledStep(RecordedStep):
     def __init__(self, layer: SampledSoftmax, h: Tensor, y: Tensor, t: Tensor) -> None:
-        self.layer, self.h, self.y, self.t = layer, h, y, t
+        self.layer, self.h, self.y = layer, h, y
         self.words, tries = layer.draw()
         self.W_words, self.W_y = layer.rows.rows(self.words), layer.rows.rows(y)
         shift = layer.rows.biases(self.words) - layer.log_expected_count(self.words, tries)
-        scores = torch.addmm(shift, h, self.W_words.T)
+        scores = gemm(h, self.W_words.T).add_(shift)
         o_y = (h * self.W_y).sum(1) + layer.rows.biases(y) - layer.log_expected_count(y, tries)
         at = torch.searchsorted(self.words, y).clamp_(max=len(self.words) - 1)
         hit = self.words[at] == y
         scores[hit.nonzero()[:, 0], at[hit]] = -torch.inf
         self.G = torch.cat([o_y[:, None], scores], 1)
-        top, self.total = exponentials(self.G)
-        self.losses = t * (self.total.log() + top - o_y)
+        self.losses = cross_entropy(self.G, torch.zeros_like(y)[:, None], t[:, None])  # G = ∂/∂scores from now on
 
     def backward(self, upstream: Tensor) -> Tensor:
-        c = upstream * self.t
-        self.G.mul_((c / self.total)[:, None])
-        self.G[:, 0] -= c
-        return torch.addmm(self.G[:, :1] * self.W_y, self.G[:, 1:], self.W_words)
+        self.G.mul_(upstream[:, None])
+        return gemm(self.G[:, 1:], self.W_words, self.G[:, :1] * self.W_y, beta=1.0)
 
     def apply(self, lr: float, keep: float) -> None:
         rows = self.layer.rows
@@ -108,7 +105,7 @@ class _SampledStep(RecordedStep):
         """Return the gradients of the candidates and of the targets, one after the other."""
         table, g_y, G = self.layer.rows, self.G[:, 0], self.G[:, 1:]
         return [
-            RowGradient(table, self.words, G.T @ self.h, G.sum(0)),
+            RowGradient(table, self.words, gemm(G.T, self.h), G.sum(0)),
             RowGradient(table, self.y, g_y[:, None] * self.h, g_y),
         ]
 

@@ -96,7 +96,7 @@ class ShortlistOutput(RecordedOutput):
         return step.forward(), step
 
     def _at_once(self, h: Tensor, ids: Tensor, t: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
-        step = _ShortlistStep(self, h, ids, t)
+        step = _ShortlistStep(self, h, ids, t, upstream)
         losses, gradient = step.at_once(upstream)
         self._pending.append(step)
         return losses, gradient
@@ -252,10 +252,12 @@ class Route:
 class _ShortlistStep(RecordedStep):
     """The product with the k + 1 rows, and the factored layer for the pairs (example, target) in the tail."""
 
-    def __init__(self, layer: ShortlistOutput, h: Tensor, ids: Tensor, t: Tensor) -> None:
+    def __init__(
+        self, layer: ShortlistOutput, h: Tensor, ids: Tensor, t: Tensor, upstream: Tensor | None = None
+    ) -> None:
         self.layer, self.h, self.t = layer, h, t
         rank = layer.rank[ids]
-        self.top = SoftmaxProduct(h, layer.head, slice(None), rank.clamp(max=layer.shortlist), t)
+        self.top = SoftmaxProduct(h, layer.head, slice(None), rank.clamp(max=layer.shortlist), t, upstream)
         in_tail = rank >= layer.shortlist
         self.pairs = in_tail.nonzero()[:, 0]  # the examples; one with several targets in the tail comes several times
         self.route = layer._route(len(self.pairs))
@@ -281,13 +283,14 @@ class _ShortlistStep(RecordedStep):
 
     def at_once(self, upstream: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses (m,) and the gradient to h of Σ upstream·loss."""
-        gradient = self.top.backward(upstream)
+        gradient = self.top.backward()
         if not self.route.any:
             return self.top.losses, gradient
-        given = self.h[self.pairs], self.tail_ids, self.tail_t * upstream[self.pairs]
+        # the examples are columns in memory, of h as of the gradient: so they are read and added to without strides
+        given = self.h.T.index_select(1, self.pairs).T, self.tail_ids, self.tail_t * upstream[self.pairs]
         h, ids, weight = (self.route.rows(x) for x in given)
         losses, tail = self.layer.tail.value_and_grad(h, ids, None, weight)
-        return self._total(losses), gradient.index_add_(0, self.pairs, self.route.home(tail))
+        return self._total(losses), gradient.T.index_add_(1, self.pairs, self.route.home(tail).T).T
 
     def _total(self, tail_losses: Tensor) -> Tensor:
         return self.top.losses.index_add(0, self.pairs, self.tail_t * self.route.home(tail_losses))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lstlm.kernels.ops import exponentials, gemm
+from lstlm.kernels.ops import cross_entropy, gemm
 from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, RowGradient, ScaledRows
 from lstlm.protocol.scan import Scan
@@ -21,27 +21,24 @@ class SoftmaxProduct:
     """−Σₖ tₖ log softmax(h Wᵀ + b)[idₖ], its gradient and its SGD step, with a single (m,D) tensor in memory.
 
     Replaces `F.cross_entropy(h @ W.T + b, …)`, which keeps the scores, their log-softmax and its gradient:
-    here the scores are overwritten by exp(scores − max), and those by the gradient.
+    here the gradient overwrites the scores.
     W = scale·matrix, b = scale·bias; h (m,hidden), ids and t (m,K).
     """
 
-    def __init__(self, h: Tensor, rows: ScaledRows, part: slice, ids: Tensor, t: Tensor) -> None:
-        self.h, self.ids, self.t = h, ids, t
-        self.rows, self.part = rows, part
-        scale = float(rows.scale)
+    def __init__(
+        self, h: Tensor, rows: ScaledRows, part: slice, ids: Tensor, t: Tensor, upstream: Tensor | None = None
+    ) -> None:
+        """Take upstream (m,) where it is known beforehand; else `backward` does."""
+        self.h, self.rows, self.part = h, rows, part
+        bias, scale = None if rows.bias is None else rows.bias[part], float(rows.scale)
         self.G = gemm(h, rows.matrix[part].T, alpha=scale)
-        bias = None if rows.bias is None else rows.bias[part] * scale
-        target = self.G.gather(1, ids) if bias is None else self.G.gather(1, ids) + bias[ids]
-        top, self.total = exponentials(self.G, bias)
-        self.losses = (t * ((self.total.log() + top)[:, None] - target)).sum(1)
+        self.losses = cross_entropy(self.G, ids, t, bias, scale, upstream)  # G = ∂/∂scores from now on
 
-    def backward(self, upstream: Tensor) -> Tensor:
-        """Return ∂/∂h (m,hidden) and turn the (m,D) tensor into G = ∂/∂scores = upstream·(Σt·p − t at ids)."""
-        c = upstream[:, None] * self.t
-        self.G.mul_((c.sum(1) / self.total)[:, None])
-        # scatter_add_, not G[ids] -= c: a word that is a target twice must count twice
-        self.G.scatter_add_(1, self.ids, -c)
-        return gemm(self.G, self.rows.matrix[self.part], alpha=float(self.rows.scale))
+    def backward(self, upstream: Tensor | None = None) -> Tensor:
+        """Return ∂/∂h (m,hidden), examples as columns in memory, which is how hidden layers take it."""
+        if upstream is not None:
+            self.G.mul_(upstream[:, None])
+        return gemm(self.rows.matrix[self.part].T, self.G.T, alpha=float(self.rows.scale)).T
 
     def apply(self, lr: float, keep: float = 1.0) -> None:
         """W ← keep·W − lr·Gᵀh on these rows alone; b alike.  (keep is for a layer that owns all of its rows here.)"""

@@ -35,7 +35,7 @@ def outputs(form: str, target: Path) -> list[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`; move it there only when everything was written. A name in .gz is packed."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]  # the innermost first
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +46,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                     yield cast(BinaryIO, packed)
             else:
                 yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException as error:
         with suppress(OSError):

@@ -1,6 +1,7 @@
 """`lstlm export`: what gensim, numpy and TensorBoard open is bit for bit what was trained."""
 
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,8 +97,10 @@ def test_refusals(lstlm: Call, run_window: Path, tmp_path: Path) -> None:
     assert (done.code, done.err.count("\n"), f"{tmp_path / 'file'} is a file" in done.err) == (2, 1, True)
     done = lstlm("export", run_window, "--format", "projector", "--out", tmp_path / "file")
     assert (done.code, done.err.count("\n"), f"{tmp_path / 'file'} is a file" in done.err) == (2, 1, True)
-    done = lstlm("export", run_window, "--format", "word2vec", "--out", tmp_path, "--force")
-    assert (done.code, done.err) == (2, f"lstlm: error: --out {tmp_path}: is a folder; name a file\n")
+    os.mkfifo(tmp_path / "pipe")  # a device, /dev/stdout for one, would be replaced by a file
+    for place in (tmp_path, tmp_path / "pipe"):
+        done = lstlm("export", run_window, "--format", "word2vec", "--out", place, "--force")
+        assert (done.code, done.err) == (2, f"lstlm: error: --out {place}: is a folder or a device; name a file\n")
     assert lstlm("export", run_window, "--format", "onnx", "--out", tmp_path / "v").code == 2
 
 

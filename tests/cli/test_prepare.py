@@ -1,9 +1,11 @@
 """``lstlm prepare`` as a person types it: output, exit codes, and what is on disk afterwards."""
 
 import gzip
+import io
 import json
 import os
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -34,11 +36,43 @@ def text(tmp_path: Path) -> Path:
 def test_a_summary_on_stdout(tmp_path: Path, text: Path) -> None:
     result = run("--source", text, "--out", tmp_path / "out", "--valid-fraction", "0.1")
     assert result.exit_code == 0, result.stderr
-    assert "vocabulary  8 of 5 types" in result.stdout
+    assert "vocabulary  8: 5 of 5 types, and 3 specials" in result.stdout
     assert "train       7" in result.stdout
     assert "M words/s" in result.stdout
     assert result.stderr == ""
     assert Corpus.open(tmp_path / "out").vocabulary.words[3:5] == ["the", "sat"]
+
+
+def pack(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_the_benchmark_by_the_path_of_its_archive(tmp_path: Path) -> None:
+    train = "training-monolingual.tokenized.shuffled/news.en-00001-of-00100"
+    held_out = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000%d-of-00050"
+    shards = {train: b"a a a b b\n" * 3 + b"rare\n", held_out % 0: b"a test\n", held_out % 1: b"a b\n"}
+    result = run("--source", pack(tmp_path / "any-name.tar.gz", shards), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert "vocabulary  5: 2 of 3 types (seen at least 3 times), and 3 specials" in result.stdout
+    corpus = Corpus.open(tmp_path / "out")
+    assert (corpus.train.words, corpus.valid.words, corpus.test.words) == (16, 2, 2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["-", "unlike.gz", "novel.tar.gz"])
+def test_another_archive_is_no_text(tmp_path: Path, text: Path, name: str) -> None:
+    path = pack(tmp_path / "novel.tar.gz", {"novel.txt": b"it was a dark and stormy night\n"})
+    raw = gzip.decompress(path.read_bytes())
+    (tmp_path / "unlike.gz").write_bytes(path.read_bytes())
+    given = name if name == "-" else tmp_path / name
+    result = run(text, given, "--out", tmp_path / "out", stdin=raw)
+    assert result.exit_code == 3
+    assert result.stderr.endswith(f"{given}: an archive (tar), not text; unpack it first and name the folder: tar xf\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_json_is_one_document_with_counts_rates_and_hashes(tmp_path: Path, text: Path) -> None:

@@ -116,3 +116,21 @@ def test_a_corpus_without_validation_text_says_so_instead_of_nan(lstlm: Call, tm
     assert outcome.out.startswith("finished step=1 ") and "nan" not in outcome.out
     assert "no validation text" in outcome.err and "loss nan" not in outcome.err
     assert lstlm(*arguments, "--force", "--json").json()["evaluation"] == {}
+
+
+def test_an_interrupted_run_does_not_speak_of_missing_text(
+    lstlm: Call, run_z: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lstlm.training.run import session
+
+    report = {"evaluation": {}, "step": 1, "words": 2, "elapsed_s": 0.1}
+    early = session.Summary(run_z, "interrupted", 2, report)
+    monkeypatch.setattr(session, "train", lambda *_, **__: early)
+    outcome = lstlm("train", "--run", run_z, "--resume", "auto")
+    assert outcome.code == 130 and "validation" not in outcome.err, outcome.err
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to, not even root")
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(lstlm: Call, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a few words\n" * 9)
+    refused(lstlm("prepare", tmp_path / "text.txt", "--out", "/proc/none"), 1, "--out /proc/none: cannot be written")

@@ -226,8 +226,13 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".out.tmp-99999999").mkdir()
+    for kind in ("tmp", "old"):
+        (tmp_path / f".out.{kind}-99999999").mkdir()
     run(tmp_path, "a b\n")
+    assert leftovers(tmp_path) == ["out"]
+    (tmp_path / "out").rename(tmp_path / ".out.old-99999999")  # killed between two names
+    with pytest.raises(ConfigError, match="not empty"):
+        prepare.prepare(FileSource("test", []), tmp_path / "out", PrepareOptions())
     assert leftovers(tmp_path) == ["out"]
 
 

@@ -235,6 +235,32 @@ def test_an_archive_bomb_is_stopped_by_what_it_claims_and_by_what_it_holds(
         read(open_source(["1b"], archive=tmp_path / "claim.tar", max_bytes=1000))
 
 
+def test_the_archive_or_its_folder_may_be_named_by_path(tmp_path: Path, archive: tarfile.TarFile) -> None:
+    for name in (HELD_OUT % 0, HELD_OUT % 1, TRAIN % 1):
+        add(archive, name, f"{name[-14:]}\n".encode())
+    archive.close()
+    wanted = read(open_source(["1b"], archive=tmp_path / ARCHIVE))
+    assert [part for _, part, _ in wanted] == ["test", "valid", "train"]
+    named = open_source([str(tmp_path / ARCHIVE)])
+    assert read(named) == wanted
+    assert (named.name, named.has_validation) == ("1b", True)
+    with pytest.raises(ConfigError, match="is the One Billion Word benchmark and has validation text"):
+        open_source([str(tmp_path / ARCHIVE)], valid=["x"])
+    with tarfile.open(tmp_path / ARCHIVE) as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert read(open_source([str(tmp_path / NAME)])) == wanted
+    shards = tmp_path / NAME / "training-monolingual.tokenized.shuffled"
+    assert open_source([str(shards)]).name == str(shards)  # training text alone is text like any other
+
+
+@pytest.mark.parametrize(("name", "packing"), [("a.tar", ""), ("a.tar.gz", "gz"), ("a.tbz2", "bz2"), ("a.txz", "xz")])
+def test_another_archive_is_refused(tmp_path: Path, name: str, packing: str) -> None:
+    with tarfile.open(tmp_path / name, f"w:{packing}") as tar:  # type: ignore[call-overload]
+        add(tar, "novel.txt", b"It was a dark and stormy night .\n")
+    with pytest.raises(DataError, match=rf"{name}: holds no shard .*other archives are to be unpacked first"):
+        read(open_source([str(tmp_path / name)]))
+
+
 def test_an_absent_archive_names_both_ways_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--archive PATH, or add --download to fetch it \(1\.8 GB from https://"):
         open_source(["1b"], data_folder=tmp_path)

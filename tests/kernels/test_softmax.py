@@ -1,4 +1,4 @@
-"""Exponentials of rows and Adagrad of a table: the compiled form is the torch form."""
+"""Cross entropy of rows and Adagrad of a table: the compiled form is the torch form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels import choice, reference
-from lstlm.kernels.ops import adagrad_table, aligned, exponentials
+from lstlm.kernels.choice import Impl
+from lstlm.kernels.ops import adagrad_table, aligned, cross_entropy
 
 pytestmark = pytest.mark.skipif(choice.native is None, reason=f"no compiled code: {choice.problem}")
 DTYPES = [torch.float32, torch.float64]
@@ -17,31 +18,50 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("biased", [False, True])
+def definition(scores: Tensor, ids: Tensor, t: Tensor, bias: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses and the gradient of the scores by autograd, in float64."""
+    scores = scores.double().clone().requires_grad_()
+    losses = -(t.double() * (scores + bias.double()).log_softmax(1).gather(1, ids)).sum(1)
+    (gradient,) = torch.autograd.grad(losses, scores, upstream.double())
+    return losses.detach(), gradient
+
+
+@pytest.mark.parametrize("impl", ["torch", "native"])
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_exponentials(dtype: torch.dtype, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_entropy(dtype: torch.dtype, plain: bool, impl: Impl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "CACHED", 100)  # several chunks
     for n in (1, 5, 16, 77):
         scores = aligned(torch.empty(0, dtype=dtype), 9, n).copy_(30 * numbers(9, n, dtype=dtype))
-        bias = numbers(n, dtype=dtype, seed=2) if biased else None
-        expected = scores.clone()
-        top, totals = exponentials(expected, bias, impl="torch")
-        found_top, found_totals = exponentials(scores, bias, impl="native")
-        assert torch.equal(top, found_top)
-        torch.testing.assert_close(found_totals, totals, rtol=4 * torch.finfo(dtype).eps, atol=0)
-        torch.testing.assert_close(scores, expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-37)
+        ids = torch.randint(n, (9, 3), generator=torch.Generator().manual_seed(3))  # some of them twice
+        t, bias = numbers(9, 3, dtype=dtype, seed=4), numbers(n, dtype=dtype, seed=2)
+        upstream = torch.ones(9, dtype=dtype) if plain else numbers(9, dtype=dtype, seed=5)
+        expected, gradient = definition(scores, ids, t, 0 * bias if plain else 2 * bias, upstream)
+        found = cross_entropy(scores, ids, t, *((None, 1.0, None) if plain else (bias, 2.0, upstream)), impl=impl)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), expected, rtol=16 * eps, atol=200 * eps)
+        torch.testing.assert_close(scores.double(), gradient, rtol=64 * eps, atol=16 * eps)
 
 
-def test_exponentials_of_what_is_not_finite() -> None:
+def test_cross_entropy_of_what_is_not_finite() -> None:
+    ids, t = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
     for wrong in (torch.nan, torch.inf):
         scores = numbers(2, 40, dtype=torch.float32)
         scores[1, 33] = wrong
-        _, totals = exponentials(scores, impl="native")
-        assert bool(torch.isfinite(totals[0])) and bool(torch.isnan(totals[1]))
+        losses = cross_entropy(scores, ids, t, impl="native")
+        assert bool(torch.isfinite(losses[0])) and not bool(torch.isfinite(losses[1]))
     scores = numbers(2, 40, dtype=torch.float32)
     scores[1, 33] = -torch.inf  # a candidate that is left out
-    exponentials(scores, impl="native")
+    cross_entropy(scores, ids, t, impl="native")
     assert float(scores[1, 33]) == 0 and bool(torch.isfinite(scores).all())
+
+
+def test_cross_entropy_refuses_ids_outside() -> None:
+    scores = numbers(2, 4, dtype=torch.float32)
+    before = scores.clone()
+    with pytest.raises(IndexError):
+        cross_entropy(scores, torch.tensor([[1], [4]]), torch.ones(2, 1), impl="native")
+    assert torch.equal(scores, before)
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.kernels import choice
+from lstlm.kernels import choice, ops
 from lstlm.kernels.ops import hidden_forward
-from lstlm.nn.layers import HiddenLayers, SparseEmbedding, adagrad
+from lstlm.nn.layers import HiddenLayers, SparseEmbedding, compiled_step
 
 compiled = pytest.mark.skipif(choice.native is None, reason="the kernel was not compiled")
 ACTIVATIONS = ["tanh", "relu", "identity"]
@@ -122,31 +122,45 @@ def test_an_embedding_says_which_word_is_not_there() -> None:
         SparseEmbedding(random(30, 4), "sum")(torch.tensor([[1, 30]]))
 
 
-def adagrad_state(optimiser: torch.optim.Adagrad, parameters: list[nn.Parameter]) -> list[Tensor]:
-    kept = [optimiser.state[p] for p in parameters]
-    return [p.detach() for p in parameters] + [of[name] for of in kept for name in ("sum", "step")]
+MAKERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+
+
+def everything(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [p.detach() for p in parameters] + [value for p in parameters for value in optimiser.state[p].values()]
 
 
 @compiled
-def test_adagrad_is_that_of_torch_also_after_a_reload() -> None:
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_optimiser_is_that_of_torch_also_after_a_reload(name: str) -> None:
     sides = []
     for _ in range(2):
         parameters = [nn.Parameter(random(5, 33)), nn.Parameter(random(7))]
-        sides.append((parameters, torch.optim.Adagrad(parameters, lr=0.1, fused=True)))
+        sides.append((parameters, MAKERS[name](parameters, lr=0.1, fused=True)))
     for step in range(6):
         for number, (parameters, optimiser) in enumerate(sides):
             for p in parameters:
                 p.grad = random(*p.shape) * (step + 1)
             before = [p._version for p in parameters]
-            if number == 0:
-                assert adagrad(optimiser)
+            if number == 0 and (step > 0 or name == "adagrad"):
+                assert compiled_step(optimiser)
                 assert all(p._version > old for p, old in zip(parameters, before, strict=True))  # autograd is told
             else:
+                assert number or not compiled_step(optimiser)  # Adam makes its state in its first step
                 optimiser.step()
             if step == 3:
                 optimiser.load_state_dict(optimiser.state_dict())
-    for mine, theirs in zip(*(adagrad_state(optimiser, p) for p, optimiser in sides), strict=True):
+    for mine, theirs in zip(*(everything(optimiser, p) for p, optimiser in sides), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@compiled
+def test_adam_native_is_adam_torch() -> None:
+    results = []
+    for impl in ("torch", "native"):
+        x, g, mean, square = (random(3, 21).double() for _ in range(4))
+        ops.adam([x], [g], [mean], [square.abs_()], (5, 0.1, 0.9, 0.99, 1e-8), impl=impl)  # type: ignore[arg-type]
+        results.append(torch.cat([x, mean, square]))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("settings", [{"maximize": True}, {"lr_decay": 0.5}, {"weight_decay": 0.1}], ids=str)
@@ -154,7 +168,7 @@ def test_adagrad_with_more_settings_is_left_to_torch(settings: dict[str, float])
     p = nn.Parameter(random(3))
     optimiser = torch.optim.Adagrad([p], fused=True, **settings)
     p.grad = random(3)
-    assert not adagrad(optimiser)
+    assert not compiled_step(optimiser)
     assert torch.equal(p.detach(), random(3)) and float(optimiser.state[p]["step"]) == 0
 
 
@@ -167,8 +181,8 @@ def test_adagrad_leaves_to_torch_what_it_cannot_read() -> None:
     ):
         p = nn.Parameter(parameter)
         p.grad = gradient
-        assert not adagrad(torch.optim.Adagrad([p]))
+        assert not compiled_step(torch.optim.Adagrad([p]))
     p = nn.Parameter(random(4))
     p.grad, optimiser = random(4), torch.optim.Adagrad([p])
     optimiser.state[p]["sum"] = torch.zeros(2)
-    assert not adagrad(optimiser)
+    assert not compiled_step(optimiser)

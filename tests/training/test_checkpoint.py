@@ -178,6 +178,12 @@ def test_dev_full_is_reported(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "last").step == 1
 
 
+def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(LstlmError, match="if the run folder was removed or renamed"):
+        save(tmp_path / "gone" / "checkpoints")
+    assert not (tmp_path / "gone").exists()
+
+
 def test_tidy_after_a_kill(tmp_path: Path) -> None:
     """Killed while writing or linking, and killed between moving the old folder aside and the new one in."""
     folder = save(tmp_path, 4)

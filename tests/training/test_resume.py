@@ -18,6 +18,7 @@ from lstlm.sealed import seal
 from lstlm.selftest.bench import after_events
 from lstlm.training.loop.learner import Learner
 from lstlm.training.run.checkpoint import step_folders
+from lstlm.training.run.saved import load_run
 from tests.helpers import PATIENCE_S
 from tests.training.harness import LOW_RANK, Cli, arguments, figures, fingerprint, make_corpus, status
 from tests.warm import run_lstlm
@@ -198,6 +199,21 @@ def test_force_costs_nobody_but_a_run_its_files(lstlm: Cli, tmp_path: Path) -> N
     assert lstlm(corpus, "--force").code == 2
     (corpus / ".lock").unlink()
     assert sorted(corpus.iterdir()) == before
+
+
+def test_checkpoints_may_lie_behind_a_link(lstlm: Cli, tmp_path: Path) -> None:
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    lstlm.ok(run, train__max_steps=20)
+    (run / "checkpoints").rename(disk)
+    (run / "checkpoints").symlink_to("../disk")
+    lstlm.ok(run, "--resume", str(run / "checkpoints" / "last"))
+    assert load_run(run).step == load_run(run / "checkpoints" / "best").step == 40
+    assert load_run(run).folder == run and step_folders(disk)[0].name == "step-00000040"
+    (run / "checkpoints" / "step-00000030").rename(tmp_path / "elsewhere")
+    (run / "checkpoints" / "step-00000030").symlink_to(tmp_path / "elsewhere")
+    assert load_run(run / "checkpoints" / "step-00000030").folder == run
+    refused = lstlm(run, "--force", train__max_steps=10)  # or its old checkpoints would pass for its newest ones
+    assert refused.code == 2 and "cannot be removed" in refused.err
 
 
 def test_a_folder_is_refused_without_leave(lstlm: Cli, tmp_path: Path) -> None:

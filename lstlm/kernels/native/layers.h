@@ -88,10 +88,24 @@ static void layers_backward(Matrix<const Real> x, int64_t activation, Several<Ma
     }
 }
 
-FOR_THIS_PROCESSOR static void adagrad_numbers(int64_t n, Real *x, const Real *gradient, Real *squares, Real rate,
-                                               Real epsilon)
+/* The numbers of all parameters, gradients and states, which have to be alike, by at most so many threads:
+ * pass(parameter, first, last). */
+template <class Pass> void share_parameters(const Several<Flat<Real>> &x, int64_t threads, const Pass &pass)
 {
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < x.count; i++)
+        share_pass(threads, x[i].size, 4, [&](int64_t first, int64_t last) { pass(i, first, last); });
+}
+
+template <class T> void check_like(const Several<Flat<Real>> &x, const Several<Flat<T>> &others)
+{
+    need(others.count == x.count, "as many gradients and states as parameters");
+    for (int64_t i = 0; i < x.count; i++) need(others[i].size == x[i].size, "gradients and states like the parameters");
+}
+
+FOR_THIS_PROCESSOR static void adagrad_numbers(int64_t first, int64_t last, Real *x, const Real *gradient, Real *squares,
+                                               Real rate, Real epsilon)
+{
+    for (int64_t i = first; i < last; i++) {
         const Real square = squares[i] + gradient[i] * gradient[i];
         squares[i] = square;
         x[i] -= rate * gradient[i] / ((Real)sqrt(square) + epsilon);
@@ -100,11 +114,36 @@ FOR_THIS_PROCESSOR static void adagrad_numbers(int64_t n, Real *x, const Real *g
 
 /* A step of Adagrad for each of x, given gradients g: squares += g², x −= rate · g / (√squares + epsilon). */
 static void adagrad(Several<Flat<Real>> x, Several<Flat<const Real>> gradients, Several<Flat<Real>> squares, double rate,
-                    double epsilon)
+                    double epsilon, int64_t threads)
 {
-    need(gradients.count == x.count && squares.count == x.count, "as many gradients and squares as parameters");
-    for (int64_t i = 0; i < x.count; i++)
-        need(gradients[i].size == x[i].size && squares[i].size == x[i].size, "gradients and squares like the parameters");
-    for (int64_t i = 0; i < x.count; i++)
-        adagrad_numbers(x[i].size, x[i].data, gradients[i].data, squares[i].data, (Real)rate, (Real)epsilon);
+    check_like(x, gradients), check_like(x, squares);
+    share_parameters(x, threads, [&](int64_t i, int64_t first, int64_t last) {
+        adagrad_numbers(first, last, x[i].data, gradients[i].data, squares[i].data, (Real)rate, (Real)epsilon);
+    });
+}
+
+/* The settings of `adam`, as it needs them: 1 − β, of which a float32 of β knows little, rate / (1 − β₁ᵗ) and √(1 − β₂ᵗ). */
+struct Adam { Real beta1, rest1, beta2, rest2, rate, root, epsilon; };
+
+FOR_THIS_PROCESSOR static void adam_numbers(int64_t first, int64_t last, Real *x, const Real *gradient, Real *mean,
+                                            Real *square, const Adam &s)
+{
+    for (int64_t i = first; i < last; i++) {
+        const Real g = gradient[i], m = s.beta1 * mean[i] + s.rest1 * g, v = s.beta2 * square[i] + s.rest2 * g * g;
+        mean[i] = m, square[i] = v;
+        x[i] -= s.rate * m / ((Real)sqrt(v) / s.root + s.epsilon);
+    }
+}
+
+/* Step t of Adam for each of x, given gradients g: mean ← β₁ mean + (1 − β₁) g, square ← β₂ square + (1 − β₂) g²,
+ * x −= rate · mean / (1 − β₁ᵗ) / (√(square / (1 − β₂ᵗ)) + epsilon). */
+static void adam(Several<Flat<Real>> x, Several<Flat<const Real>> gradients, Several<Flat<Real>> means,
+                 Several<Flat<Real>> squares, double t, double rate, double beta1, double beta2, double epsilon, int64_t threads)
+{
+    check_like(x, gradients), check_like(x, means), check_like(x, squares);
+    const Adam settings = {(Real)beta1, (Real)(1 - beta1), (Real)beta2, (Real)(1 - beta2), (Real)(rate / (1 - pow(beta1, t))),
+                           (Real)sqrt(1 - pow(beta2, t)), (Real)epsilon};
+    share_parameters(x, threads, [&](int64_t i, int64_t first, int64_t last) {
+        adam_numbers(first, last, x[i].data, gradients[i].data, means[i].data, squares[i].data, settings);
+    });
 }

@@ -22,10 +22,10 @@ import torch
 from lstlm.errors import CheckpointError, LstlmError, is_out_of_memory
 from lstlm.sealed import is_sealed, read_document, seal
 from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic, sha256_of
+from lstlm.training.run.folders import STEP, unlinked
 
 FORMAT = 3
 MANIFEST = "manifest.json"
-_PREFIX = "step-"
 _TEMPORARY = ".writing-"
 _DISPLACED = ".displaced-"
 
@@ -119,7 +119,7 @@ def failures_explained(root: Path, step: int) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         tidy(root)
-        raise write_failure(error, root / f"{_PREFIX}{step:08d}", newest_name(root)) from error
+        raise write_failure(error, root / f"{STEP}{step:08d}", newest_name(root)) from error
 
 
 def begin_folder(root: Path, step: int) -> Path:
@@ -133,7 +133,7 @@ def begin_folder(root: Path, step: int) -> Path:
 
 def finish_folder(temporary: Path, step: int, files: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
     """Seal the files in `temporary` with a manifest, give the folder its name and point `last` at it."""
-    root, final = temporary.parent, temporary.with_name(f"{_PREFIX}{step:08d}")
+    root, final = temporary.parent, temporary.with_name(f"{STEP}{step:08d}")
     with HashingWriter(temporary / MANIFEST) as stream:
         stream.write(seal({**facts, "format": FORMAT, "step": step, "files": files}).encode())
     fsync_folder(temporary)
@@ -202,8 +202,8 @@ def tidy(root: Path) -> None:
 
 def step_folders(root: Path) -> list[Path]:
     """Return the checkpoint folders, newest first."""
-    found = [path for path in _named(root, _PREFIX) if path.name[len(_PREFIX) :].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[len(_PREFIX) :]), reverse=True)
+    found = [path for path in _named(root, STEP) if path.name[len(STEP) :].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[len(STEP) :]), reverse=True)
 
 
 def newest_name(root: Path) -> str | None:
@@ -271,7 +271,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: {size} bytes, the manifest says {record['bytes']}: truncated or replaced")
         if sha256_of(path) != record["sha256"]:
             raise CheckpointError(f"{path}: SHA-256 differs from the manifest: damaged")
-    return Checkpoint(folder.resolve(), manifest)
+    return Checkpoint(unlinked(folder), manifest)
 
 
 def newest_valid(folders: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:

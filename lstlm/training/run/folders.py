@@ -4,6 +4,7 @@ RUN/config.yaml  corpus.json  vocab.tsv  environment.json  status.json  metrics.
     vectors.tsv  metadata.tsv  projector_config.pbtxt    (at the end, for TensorBoard's projector)
 """
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ except ImportError:  # Windows: there, nothing keeps two processes from one run 
     fcntl = None  # type: ignore[assignment]
 
 CHECKPOINTS = "checkpoints"
+STEP = "step-"
 _LOCK = ".lock"
 _MARKS = ("status.json", _LOCK)  # one of them is in every run folder
 _FOREIGN = "manifest.json"  # of a corpus, whose vocab.tsv is not ours, or of a checkpoint
@@ -36,10 +38,21 @@ def newest_run(config_path: Path) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
+def unlinked(path: Path) -> Path:
+    """Return the checkpoint folder that `path` or a link like `last` names, by the way through its run.
+
+    Not `resolve`: a run's `checkpoints`, or one of them, may be a link to another disk, without a run around it.
+    """
+    place = Path(os.path.abspath(path))
+    while place.is_symlink() and not place.name.startswith(STEP):
+        place = place.parent / os.readlink(place)
+    return place
+
+
 def run_of(path: Path) -> Path:
     """Return the run folder that a checkpoint folder (or link) lies in; a run folder is its own."""
-    real = path.resolve()
-    return real.parent.parent if real.parent.name == CHECKPOINTS else path
+    place = unlinked(path)
+    return place.parent.parent if place.parent.name == CHECKPOINTS else path
 
 
 def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
@@ -77,7 +90,11 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
 
 def _remove_run_files(folder: Path) -> None:
     """Remove what a run writes and nothing else: --force on the wrong folder must cost nobody their files."""
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    events = folder.glob("events.out.tfevents.*")
+    root, events = folder / CHECKPOINTS, folder.glob("events.out.tfevents.*")
+    try:
+        if root.exists():
+            shutil.rmtree(root)
+    except OSError as error:  # what stays would pass for the new run's newest checkpoints
+        raise ConfigError(f"{root}: cannot be removed ({error}); remove it, or choose another --run") from error
     for path in [*(folder / name for name in (*_OWN_FILES, *_PROJECTOR_FILES)), *events]:
         path.unlink(missing_ok=True)

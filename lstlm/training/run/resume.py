@@ -53,7 +53,7 @@ def choose_checkpoint(folder: Path, resume: str | None, *, force: bool) -> tuple
 
 def _explicit(root: Path, path: Path, *, force: bool) -> Checkpoint:
     checkpoint = checkpoint_for(path)
-    if checkpoint.folder.parent != root.resolve():
+    if checkpoint.folder.parent.resolve() != root.resolve():
         return checkpoint
     newer = [other for other in step_folders(root) if int(other.name.split("-")[1]) > checkpoint.step]
     if newer and not force:
