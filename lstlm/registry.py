@@ -68,7 +68,8 @@ class OutputKind:
     """An output layer, by the name that configurations use.
 
     `make(config, hidden, counts, **place)` returns the layer for an OutputConfig, inputs and word counts (D,); `place`
-    are the dtype, device and generator. `sharded` takes the ranks before all that, and returns this rank's part.
+    are the dtype, device and generator. `sharded` is the class of a rank's part, which takes the ranks before the
+    arguments of the layer's own class; it is handed to `make` as the keyword `make`.
     """
 
     name: str
@@ -164,14 +165,14 @@ OUTPUTS = Registry(
     OutputKind(
         "factored",
         "lstlm.outputs.spherical:factored",
-        sharded="lstlm.distributed.output:factored",
+        sharded="lstlm.distributed.spherical:ShardedOutput",
         spherical=True,
         reference="lstlm.bench.check:SphericalOracle",
     ),
     OutputKind(
         "naive",
         "lstlm.outputs.spherical:naive",
-        sharded="lstlm.distributed.output:naive",
+        sharded="lstlm.distributed.spherical:ShardedDenseOutput",
         spherical=True,
         dense=True,
         reference="lstlm.bench.check:SphericalOracle",
@@ -179,7 +180,7 @@ OUTPUTS = Registry(
     OutputKind(
         "shortlist",
         "lstlm.outputs.shortlist:shortlist",
-        sharded="lstlm.distributed.shortlist:shortlist",
+        sharded="lstlm.distributed.shortlist:ShardedShortlist",
         rate=constant(1.0),
         adagrad_rate=0.05,
         optimiser="adagrad",

@@ -79,7 +79,7 @@ def _ranks(plan: Plan, world: int) -> list[Record]:
             for rank in range(world)
         ]
         try:
-            with _deaf_children():
+            with _ignoring_interrupts():
                 for process in started:
                     process.start()
             _wait_for(started, folder)
@@ -93,8 +93,8 @@ def _ranks(plan: Plan, world: int) -> list[Record]:
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Let processes started meanwhile never hear Ctrl-C: this one does, and ends them.
+def _ignoring_interrupts() -> Iterator[None]:
+    """Let processes that are started here ignore Ctrl-C: this one ends them.
 
     The mask of blocked signals is inherited; a handler of theirs would come too late, after they have imported torch.
     """
@@ -129,12 +129,12 @@ def _failure(rank: int, code: int | None, folder: Path) -> LstlmError:
 
 
 def _rank_reported(plan: Plan, rank: int, world: int, folder: Path) -> None:
-    """Be one rank; an error that a person can act on becomes a file, which the parent reads aloud once."""
+    """Be one rank; an error that a person can act on becomes a file, whose message the parent raises."""
     try:
         _rank(plan, rank, world, folder)
     except LstlmError as error:
         (folder / f"error-{rank}.json").write_text(json.dumps([str(error), error.exit_code]))
-        os._exit(error.exit_code)  # without a goodbye to the group, whose threads would outlive the interpreter
+        os._exit(error.exit_code)  # at once: the threads of the group would outlive the interpreter
 
 
 def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
@@ -157,7 +157,7 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
             del turns, hidden  # gigabytes, which the next ones need
     if ranks.first:
         (folder / "records.json").write_text(json.dumps(records))
-    ranks.on_first(lambda: None)  # nobody leaves before the others have heard everything
+    ranks.on_first(lambda: None)  # nobody leaves before the others have received everything
     ranks.close()
 
 
@@ -204,7 +204,7 @@ class _Turn:
 
 
 def _turns(plan: Plan, corpus: Corpus, vocab: int, m: int, ranks: Ranks) -> list[_Turn]:
-    """Return what to measure: the ranks together; as many processes without a word to each other; the first one alone.
+    """Return what to measure: the ranks together; as many processes that exchange nothing; the first one alone.
 
     The second is what the machine allows. It has a small vocabulary, for the sake of memory, and is a little faster so.
     """

@@ -114,7 +114,7 @@ def parse_config(text: str, name: str = "config", overrides: Sequence[str] = ())
 def _read_section(name: str, value: Value, values: dict[str, dict[str, Any]], problems: Problems) -> None:
     section = next((field for field in fields(Config) if field.name == name), None)
     if section is None:
-        problems.add(value.line, name, f"unknown section; {_suggest(name, _names(Config).split(', '))}")
+        problems.add(value.line, name, f"unknown section; {_suggest(name, [field.name for field in fields(Config)])}")
     elif not isinstance(value, Mapping):
         keys = _names(_section_type(section))
         problems.add(value.line, name, f"{describe(value)} where a section is expected; its keys: {keys}")

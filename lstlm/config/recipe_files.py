@@ -7,7 +7,7 @@ _FOLDER = Path(__file__).with_name("recipes")
 
 def recipes() -> dict[str, str]:
     """Return name → what it trains, in one line, for every recipe."""
-    files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: file.stem)  # a name before its longer kin
+    files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: file.stem)  # paper-z before paper-z-identity
     return {file.stem: _title(file) for file in files}
 
 

@@ -1,8 +1,8 @@
 """Several processes, one model: rows of the large matrices by turns, everything else on every rank."""
 
 from lstlm.distributed.embedding import ShardedEmbedding
-from lstlm.distributed.output import ShardedDenseOutput, ShardedOutput
 from lstlm.distributed.ranks import TIMEOUT_S, RankLost, Ranks
+from lstlm.distributed.spherical import ShardedDenseOutput, ShardedOutput
 
 __all__ = [
     "TIMEOUT_S",

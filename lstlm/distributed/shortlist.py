@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lstlm.distributed.output import ShardedOutput
 from lstlm.distributed.ranks import Ranks, even_parts
+from lstlm.distributed.spherical import ShardedOutput
 from lstlm.outputs.rows import RowGradient
-from lstlm.outputs.shortlist import Route, ShortlistOutput, make_shortlist
+from lstlm.outputs.shortlist import Route, ShortlistOutput
 from lstlm.protocol.scan import Scan
-
-if TYPE_CHECKING:
-    from lstlm.config import OutputConfig
 
 
 class ShardedShortlist(ShortlistOutput):
@@ -80,10 +77,3 @@ class TailRoute(Route):
         whole = self.ranks.gather(x.contiguous(), self.ranks.parts(self.padded))
         start = sum(self.sizes[: self.ranks.rank])
         return whole[start : start + self.sizes[self.ranks.rank]]
-
-
-def shortlist(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> ShardedShortlist:
-    """Return this rank's part of `output.kind: shortlist`."""
-    layer = make_shortlist(partial(ShardedShortlist, ranks), config, hidden, counts, **making)
-    assert isinstance(layer, ShardedShortlist)
-    return layer

@@ -10,7 +10,6 @@ from torch import Tensor
 from lstlm.distributed.ranks import Ranks
 from lstlm.distributed.shards import join_rows, rows_of_rank
 from lstlm.errors import ConfigError
-from lstlm.spherical.stabilise.history import History
 from lstlm.spherical.state import FactoredState
 
 
@@ -31,9 +30,9 @@ class ShardedState(FactoredState):
     def D(self) -> int:
         return self.vocab
 
-    def _new_history(self, lazy: bool) -> History:
+    def _rows_of_history(self) -> int:
         # The same on all ranks, though shards may differ by a row: only the stamps are a rank's own.
-        return self._history_of(rows_of_rank(self.vocab, 0, self.ranks.world), lazy)
+        return rows_of_rank(self.vocab, 0, self.ranks.world)
 
     def total(self, x: Tensor) -> Tensor:
         return self.ranks.total_(x)

@@ -38,17 +38,17 @@ def make_output(
     elif optimiser == "adagrad":
         raise ConfigError(f"optim.output adagrad: output.kind {kind.name} has no rates for single rows; use sgd")
     frequencies = torch.as_tensor(counts).to("cpu", torch.float64)
-    layer = _maker(kind, ranks)(config, hidden, frequencies, **making)
+    if ranks is not None:
+        making["make"] = partial(_sharded(kind), ranks)
+    layer = load(kind.make)(config, hidden, frequencies, **making)
     assert isinstance(layer, OutputLayer), f"{type(layer).__name__} must be an OutputLayer"
     return layer
 
 
-def _maker(kind: OutputKind, ranks: Any) -> Callable[..., Any]:
-    if ranks is None:
-        return load(kind.make)
+def _sharded(kind: OutputKind) -> Callable[..., Any]:
     if kind.sharded is None:
         shared = " or ".join(kind.name for kind in OUTPUTS if kind.sharded is not None)
         raise ConfigError(
             f"output.kind {kind.name}: several ranks train {shared}; choose one, or start a single process"
         )
-    return partial(load(kind.sharded), ranks)
+    return load(kind.sharded)

@@ -304,15 +304,14 @@ class _ShortlistStep(RecordedStep):
         return [self.layer._summed(self.top.gradient())]
 
 
-def shortlist(config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> ShortlistOutput:
-    """Return the layer of `output.kind: shortlist`."""
-    return make_shortlist(ShortlistOutput, config, hidden, counts, **making)
-
-
-def make_shortlist(
-    make: Callable[..., ShortlistOutput], config: OutputConfig, hidden: int, counts: Tensor, **making: Any
+def shortlist(
+    config: OutputConfig,
+    hidden: int,
+    counts: Tensor,
+    make: Callable[..., ShortlistOutput] = ShortlistOutput,
+    **making: Any,
 ) -> ShortlistOutput:
-    """Return the layer that `make` makes for a configuration."""
+    """Return the layer of `output.kind: shortlist`; ranks that share its rows pass their own `make`."""
     settings = {name: getattr(config, name) for name in ("stabilise", "stabilise_range", "stabilise_every")}
     return make(
         hidden,

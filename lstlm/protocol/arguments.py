@@ -1,4 +1,4 @@
-"""What a head makes of its arguments before it computes with them."""
+"""The arguments of an output layer: checked, and copied where a later change by the caller would do harm."""
 
 from __future__ import annotations
 

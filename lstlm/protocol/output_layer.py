@@ -57,8 +57,8 @@ class OutputLayer(nn.Module):
 
     or, without autograd, `losses, gradient = layer.value_and_grad(h, target_ids)` and `layer.update(lr)`.
 
-    A kind of layer says how `forward` and `update` go, and how it is read (`log_prob`, `topk`, `rank_of`, `weight`);
-    the rest has defaults for a layer that has nothing to tell. `state_dict` holds all that the next step depends on.
+    A kind of layer says how losses and gradients are computed (`_forward`, `_value_and_grad`, `update`), and how it is
+    read (`log_prob`, `_scan`, `weight`); the rest has defaults. `state_dict` holds all that the next step depends on.
     """
 
     impl: Impl = "auto"  # of the operations that the layer calls

@@ -142,7 +142,7 @@ class SphericalHead(SphericalReader):
 
         Several backward passes since the last update count as one larger minibatch. A learning rate that is too large
         for the minibatch raises NumericsError, which names the largest stable one, and changes nothing. On devices
-        other than the CPU it changes nothing either, and is told of up to READ_EVERY updates later.
+        other than the CPU it changes nothing either, and the error comes up to READ_EVERY updates later.
         """
         if not (math.isfinite(lr) and lr > 0):
             raise ConfigError(f"lr = {lr}: must be finite and above 0")

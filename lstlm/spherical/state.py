@@ -23,7 +23,7 @@ BLOCK_ROWS = 4096  # rows of V that one pass holds at a time: 5 MB at d = 300 in
 
 
 class Sizes(NamedTuple):
-    """How much the layer keeps of its past before it settles accounts."""
+    """How much of its past the layer keeps."""
 
     repairs: int = 128  # in a segment: reading m rows costs up to 2·m·d·repairs
     most_segments: int = 40  # closed ones alive: more mean less to bring forward, more products, 1.4 MB each at d = 300
@@ -49,7 +49,7 @@ class FactoredState(Table):
         sizes: Sizes = DEFAULT_SIZES,
         impl: Impl = "auto",
     ) -> None:
-        """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that rows hear of later."""
+        """Start from W (D,d), which becomes V: U = I, ω = 0. `lazy` makes room for repairs that rows get later."""
         super().__init__(W.shape[1], W, sizes.fold_every, impl)
         self.sizes = sizes
         self.register_buffer("V", W)
@@ -72,10 +72,12 @@ class FactoredState(Table):
         """A tensor of the layer's dtype and device."""
         return self.V
 
-    def _new_history(self, lazy: bool) -> History:
-        return self._history_of(self.stored_rows, lazy)
+    def _rows_of_history(self) -> int:
+        """Return for how many rows the history has stamps."""
+        return self.stored_rows
 
-    def _history_of(self, rows: int, lazy: bool) -> History:
+    def _new_history(self, lazy: bool) -> History:
+        rows = self._rows_of_history()
         segments = min(self.sizes.most_segments, max(2, math.isqrt(rows // self.d))) if lazy else 0
         return History(rows, self.d, self.V, segments, self.sizes.repairs, self.impl)
 

@@ -1,4 +1,4 @@
-"""Repairs of U that no row of V has to hear about until it is read.
+"""Repairs of U that reach a row of V when it is read.
 
 When a singular value of U leaves its range along a unit vector x, U is multiplied by E⁻¹ on the left and V by
 E = I + αxxᵀ on the right: W = V U stays as it is. Applied at once, that is a pass over all D rows. Here E is only

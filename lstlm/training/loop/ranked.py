@@ -16,9 +16,9 @@ from torch import Tensor
 from lstlm.config import Config
 from lstlm.data import Batch, Corpus
 from lstlm.distributed import Ranks
-from lstlm.distributed.output import OverRanks
 from lstlm.distributed.shards import split_state
 from lstlm.distributed.shortlist import ShardedShortlist
+from lstlm.distributed.spherical import OverRanks
 from lstlm.errors import ConfigError
 from lstlm.training.loop.diagnostics import Diagnostics
 from lstlm.training.loop.learner import Learner

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +15,9 @@ from lstlm.distributed.state import ShardedState
 from lstlm.distributed.steps import SquareHere, begin, few
 from lstlm.errors import ConfigError
 from lstlm.kernels.targets import Targets
-from lstlm.outputs import spherical
-from lstlm.protocol.output_layer import OutputLayer
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
 from lstlm.spherical.steps import Step
-
-if TYPE_CHECKING:
-    from lstlm.config import OutputConfig
 
 
 class OverRanks(SphericalHead):
@@ -122,13 +116,3 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
     def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
         super().__init__(ranks, hidden, vocab, *args, **settings)
         self.state = ShardedDenseState(self.state.W, vocab, ranks, self.state.p)
-
-
-def factored(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> OutputLayer:
-    """Return this rank's part of `output.kind: factored`."""
-    return spherical.factored(config, hidden, counts, partial(ShardedOutput, ranks), **making)
-
-
-def naive(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> OutputLayer:
-    """Return this rank's part of `output.kind: naive`."""
-    return spherical.naive(config, hidden, counts, partial(ShardedDenseOutput, ranks), **making)
