@@ -18,17 +18,14 @@ import torch
 from lstlm.bench import reach
 from lstlm.bench.records import Column, Record, table
 from lstlm.config import Config, load_config
-from lstlm.data import Corpus, Vocabulary
-from lstlm.errors import ConfigError, DataError
-from lstlm.evaluation.datasets import find_dataset, read_pairs
-from lstlm.evaluation.similarity import evaluate_pairs
+from lstlm.data import Corpus
+from lstlm.errors import ConfigError
 from lstlm.nn.network import Network
 from lstlm.training.log.metrics import finite_or_none
 from lstlm.training.loop.dryrun import dry_run
-from lstlm.training.loop.validate import Validator
+from lstlm.training.loop.validate import Validator, WordPairs
 from lstlm.training.run.saved import read_status
 from lstlm.training.run.session import train
-from lstlm.vectors import Vectors
 
 METRICS = "metrics.jsonl"
 PEERS = ("gensim-sg", "gensim-cbow")
@@ -61,44 +58,22 @@ class Plan:
         return process_time if self.cpu_time else perf_counter
 
 
-class WordScores:
-    """SimLex-999 and WordSim-353 on the rows of their words alone; a file that is not there is not scored."""
-
-    def __init__(self, vocabulary: Vocabulary, simlex: Path | None, wordsim: Path | None) -> None:
-        self._pairs = {}
-        for kind, explicit in (("simlex", simlex), ("wordsim", wordsim)):
-            try:
-                self._pairs[kind] = read_pairs(find_dataset(kind, explicit))
-            except DataError:
-                if explicit is not None:
-                    raise
-        wanted = {word.upper() for pairs in self._pairs.values() for p in pairs for word in (p.first, p.second)}
-        self.rows = [row for row, word in enumerate(vocabulary.words) if word.upper() in wanted]
-        self.words = [vocabulary.words[row] for row in self.rows]
-
-    def of_rows(self, matrix: np.ndarray[Any, np.dtype[Any]], suffix: str = "") -> dict[str, float]:
-        """Return Spearman's correlations for the vectors (n,size) of `self.words`."""
-        if len(self.words) < 2:
-            return {}
-        vectors = Vectors(self.words, matrix)
-        return {f"{kind}{suffix}": evaluate_pairs(vectors, pairs).spearman for kind, pairs in self._pairs.items()}
+class WordScores(WordPairs):
+    """SimLex-999 and WordSim-353; a file that is not there is not scored."""
 
     def of_words(self, index: Mapping[str, int], matrix: np.ndarray[Any, np.dtype[Any]]) -> dict[str, float]:
         """Return the scores of vectors (D,size) whose rows `index` names; words that it lacks are left out."""
         known = [word for word in self.words if word in index]
-        if len(known) < 2:
-            return {}
-        vectors = Vectors(known, matrix[[index[word] for word in known]].astype(np.float64))
-        return {kind: evaluate_pairs(vectors, pairs).spearman for kind, pairs in self._pairs.items()}
+        found = self.score(known, torch.as_tensor(matrix[[index[word] for word in known]]))
+        return {kind: result.spearman for kind, result in found.items()}
 
     def __call__(self, network: Network) -> dict[str, float]:
         """Return the scores of input and output vectors, as figures of an evaluation."""
-        rows = torch.as_tensor(self.rows, dtype=torch.int64)  # of no words at all torch would make floats
         figures: dict[str, float] = {}
         for suffix, vectors in (("", network.input_vectors), ("_output", network.output_vectors)):
-            matrix = vectors()[rows].detach().double().cpu().numpy()
-            figures.update(self.of_rows(matrix, suffix))
-        return {f"bench/{name}": value for name, value in figures.items()}
+            for kind, result in self.score(self.words, vectors()[self.rows]).items():
+                figures[f"bench/{kind}{suffix}"] = result.spearman
+        return figures
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
@@ -109,7 +84,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     if plan.peers:
         _need_gensim()
     corpus = Corpus.open(plan.data)
-    scores = WordScores(corpus.vocabulary, plan.simlex, plan.wordsim)
+    scores = WordScores(corpus.vocabulary, {"simlex": plan.simlex, "wordsim": plan.wordsim})
     records: list[Record] = []
     runs, done = plan.seeds * (len(configs) + len(plan.peers)), 0
     for seed in range(plan.first_seed, plan.first_seed + plan.seeds):

@@ -1,7 +1,7 @@
 """Several processes, one model: rows of the large matrices by turns, everything else on every rank."""
 
 from lstlm.distributed.embedding import ShardedEmbedding
-from lstlm.distributed.output import ShardedDenseOutput, ShardedOutput, make_sharded_output
+from lstlm.distributed.output import ShardedDenseOutput, ShardedOutput
 from lstlm.distributed.ranks import TIMEOUT_S, RankLost, Ranks
 
 __all__ = [
@@ -11,5 +11,4 @@ __all__ = [
     "ShardedDenseOutput",
     "ShardedEmbedding",
     "ShardedOutput",
-    "make_sharded_output",
 ]

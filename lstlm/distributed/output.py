@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -18,9 +17,7 @@ from lstlm.distributed.steps import SquareHere, begin, few
 from lstlm.errors import ConfigError
 from lstlm.kernels.targets import Targets
 from lstlm.outputs import spherical
-from lstlm.outputs.making import frequencies_of, making_of
 from lstlm.protocol.output_layer import OutputLayer
-from lstlm.registry import OUTPUTS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.layer import DenseSphericalOutput, SphericalOutput
 from lstlm.spherical.steps import Step
@@ -125,28 +122,6 @@ class ShardedDenseOutput(OverRanks, DenseSphericalOutput):
     def __init__(self, ranks: Ranks, hidden: int, vocab: int, *args: Any, **settings: Any) -> None:
         super().__init__(ranks, hidden, vocab, *args, **settings)
         self.state = ShardedDenseState(self.state.W, vocab, ranks, self.state.p)
-
-
-def make_sharded_output(
-    config: OutputConfig,
-    hidden: int,
-    counts: np.ndarray[Any, np.dtype[Any]] | Tensor,
-    ranks: Ranks,
-    *,
-    optimiser: str | None = None,
-    **place: Any,
-) -> OutputLayer:
-    """Return this rank's part of the output layer that `config` names; the weights are those of one process."""
-    make = OUTPUTS[config.kind].sharded
-    if make is None:
-        shared = " or ".join(kind.name for kind in OUTPUTS if kind.sharded is not None)
-        raise ConfigError(
-            f"output.kind {config.kind}: several ranks train {shared}; choose one, or start a single process"
-        )
-    layer: OutputLayer = load(make)(
-        ranks, config, hidden, frequencies_of(counts), **making_of(config, optimiser, place)
-    )
-    return layer
 
 
 def factored(ranks: Ranks, config: OutputConfig, hidden: int, counts: Tensor, **making: Any) -> OutputLayer:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.config import Config, OptimConfig, output_rate
-from lstlm.distributed import Ranks, ShardedEmbedding, make_sharded_output
+from lstlm.distributed import Ranks, ShardedEmbedding
 from lstlm.errors import CheckpointError, ConfigError, DataError
 from lstlm.kernels.ops import adagrad_rows, add_rows, outside
 from lstlm.nn.layers import HiddenLayers, SparseEmbedding, compiled_step
@@ -58,11 +58,8 @@ class Network(nn.Module):
         if self.sides == 2:  # the share of the squared targets that the last refit leaves unexplained
             self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
         place: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
-        place["optimiser"] = config.optim.output
-        if ranks is None:
-            self.output: OutputLayer = make_output(config.output, config.width, counts, **place)
-        else:
-            self.output = make_sharded_output(config.output, config.width, counts, ranks, **place)
+        place |= {"optimiser": config.optim.output, "ranks": ranks}
+        self.output: OutputLayer = make_output(config.output, config.width, counts, **place)
 
     def encode(self, context: Tensor) -> Tensor:
         """Return h (m,hidden) of context (m,n) word ids."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.protocol.output_layer import OutputLayer
-from lstlm.registry import OUTPUTS, load
+from lstlm.registry import OUTPUTS, OutputKind, load
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -22,32 +24,31 @@ def make_output(
     counts: np.ndarray[Any, np.dtype[Any]] | Tensor,
     *,
     optimiser: str | None = None,
+    ranks: Any = None,
     **place: Any,
 ) -> OutputLayer:
     """Return the output layer that `config` names, for a vocabulary with these word counts (D,).
 
     `optimiser` is that of its rows, sgd or adagrad, by default the kind's own; `place` are the dtype, the device and
-    the generator of the first weights, each optional.
+    the generator of the first weights, each optional. With `ranks`, this rank's part of the layer.
     """
-    make = load(OUTPUTS[config.kind].make)
-    return _checked(make(config, hidden, frequencies_of(counts), **making_of(config, optimiser, place)))
-
-
-def frequencies_of(counts: np.ndarray[Any, np.dtype[Any]] | Tensor) -> Tensor:
-    """Return word counts (D,) as every maker of a layer takes them."""
-    return torch.as_tensor(counts).to("cpu", torch.float64)
-
-
-def making_of(config: OutputConfig, optimiser: str | None, place: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords that every layer takes, and the optimiser for one that has a choice."""
-    kind, common = OUTPUTS[config.kind], {"bias": config.bias, "init_scale": config.init_scale, **place}
+    kind, making = OUTPUTS[config.kind], {"bias": config.bias, "init_scale": config.init_scale, **place}
     if kind.adagrad_rate is not None:
-        return {**common, "optimiser": optimiser or kind.optimiser}
-    if optimiser == "adagrad":
+        making["optimiser"] = optimiser or kind.optimiser
+    elif optimiser == "adagrad":
         raise ConfigError(f"optim.output adagrad: output.kind {kind.name} has no rates for single rows; use sgd")
-    return common
-
-
-def _checked(layer: object) -> OutputLayer:
+    frequencies = torch.as_tensor(counts).to("cpu", torch.float64)
+    layer = _maker(kind, ranks)(config, hidden, frequencies, **making)
     assert isinstance(layer, OutputLayer), f"{type(layer).__name__} must be an OutputLayer"
     return layer
+
+
+def _maker(kind: OutputKind, ranks: Any) -> Callable[..., Any]:
+    if ranks is None:
+        return load(kind.make)
+    if kind.sharded is None:
+        shared = " or ".join(kind.name for kind in OUTPUTS if kind.sharded is not None)
+        raise ConfigError(
+            f"output.kind {kind.name}: several ranks train {shared}; choose one, or start a single process"
+        )
+    return partial(load(kind.sharded), ranks)

@@ -16,15 +16,9 @@ from lstlm.registry import STABILISERS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
 from lstlm.spherical.shrink import Shrink
-from lstlm.spherical.stabilise import NOTHING_DONE, Report, Stabiliser
+from lstlm.spherical.stabilise import Stabiliser
 from lstlm.spherical.state import BLOCK_ROWS, DEFAULT_SIZES, FactoredState, Sizes
 from lstlm.spherical.steps.dense import DenseState
-
-
-class LastStabilisation:
-    """What the stabiliser did last: kept apart, because a module's own attributes are slow to set."""
-
-    report, milliseconds = NOTHING_DONE, 0.0
 
 
 class SphericalOutput(SphericalHead):
@@ -94,25 +88,19 @@ class SphericalOutput(SphericalHead):
         self.state = self._new_state(W, p, lazy=stabilise == "lazy", sizes=sizes, impl=impl)
         make = load(STABILISERS[stabilise].make)
         self.stabiliser: Stabiliser = make(W.shape[1], stabilise_range, stabilise_every)
-        self._last = LastStabilisation()
 
     def _new_state(self, W: Tensor, p: Tensor | None, **settings: Any) -> FactoredState:
         return FactoredState(W, p, **settings)
 
     def _after_update(self, shrink: Shrink) -> None:
-        last, start = self._last, time.perf_counter()
-        last.report = self.stabiliser.after_update(self.state, shrink)
-        last.milliseconds = 1e3 * (time.perf_counter() - start)
-
-    @property
-    def last_report(self) -> Report:
-        """What the stabiliser did after the last update."""
-        return self._last.report
+        start = time.perf_counter()
+        self.stabiliser.after_update(self.state, shrink)
+        self.stabiliser.tally.milliseconds = 1e3 * (time.perf_counter() - start)
 
     @property
     def last_stabilise_ms(self) -> float:
-        """How many milliseconds that took."""
-        return self._last.milliseconds
+        """How many milliseconds the stabiliser took after the last update."""
+        return self.stabiliser.tally.milliseconds
 
     @torch.no_grad()
     def expect(self, target_ids: Tensor) -> None:

@@ -80,7 +80,7 @@ class Failing(Runner):
     """Refuses the first updates, or gives a loss that is not finite after some steps."""
 
     def __init__(self, refusals: int = 0, finite: int = 10**9) -> None:
-        super().__init__(OutputLayer(), 8.0)
+        super().__init__(OutputLayer(1, 2), 8.0)
         self.refusals, self.finite = refusals, finite
 
     def step(self, h: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

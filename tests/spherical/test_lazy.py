@@ -55,7 +55,10 @@ class Run:
             strong_step(self.layer, self.dense, self.clock)
 
     def sweep(self, rows: int) -> None:
-        assert bring_next_rows(self.layer.head.state, rows) == rows
+        state = self.layer.head.state
+        before = state.history.swept
+        bring_next_rows(state, rows)
+        assert state.history.swept == before + rows
 
     def expect(self, ids: int) -> None:
         """Hear of some targets, one of them twice."""

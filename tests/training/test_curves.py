@@ -53,7 +53,7 @@ def test_a_rate_beyond_the_stable_one_ends_with_advice(lstlm: Cli, tmp_path: Pat
 def test_simlex_where_its_file_is_found(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = tmp_path / "pairs.txt"
     pairs.write_text("".join(f"W{n}\tw{n + 1}\t{n % 7}\n" for n in range(30)) + "absent\tw1\t2\n")
-    monkeypatch.setattr("lstlm.evaluation.similarity.find_simlex", lambda explicit: pairs)
+    monkeypatch.setattr("lstlm.evaluation.datasets.find_dataset", lambda kind, explicit: pairs)
     lstlm.ok(tmp_path / "run", train__simlex="true")
     assert len(figures(tmp_path / "run", "eval/simlex_spearman")) == 2
     assert set(figures(tmp_path / "run", "eval/simlex_pairs").values()) <= set(range(20, 31))

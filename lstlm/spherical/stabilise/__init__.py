@@ -11,6 +11,6 @@ with the left singular vector x of σ and E = I + (σ−1)xxᵀ,  V U = (V E)(E�
     lazy      repairs are recorded in the history and reach a row when it is read; no pass over V.
 """
 
-from lstlm.spherical.stabilise.base import NOTHING_DONE, PAPER_PERIOD, READ_EVERY, Report, Stabiliser
+from lstlm.spherical.stabilise.base import PAPER_PERIOD, READ_EVERY, Stabiliser
 
-__all__ = ["NOTHING_DONE", "PAPER_PERIOD", "READ_EVERY", "Report", "Stabiliser"]
+__all__ = ["PAPER_PERIOD", "READ_EVERY", "Stabiliser"]

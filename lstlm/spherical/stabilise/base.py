@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,17 +18,6 @@ PAPER_PERIOD = 100
 READ_EVERY = 16  # updates: how often the host looks at a number of another device than the CPU
 
 
-@dataclass
-class Report:
-    """What one call did: singular values repaired, and whole or partial passes over V in rows."""
-
-    repaired: int = 0
-    rows_swept: int = 0
-
-
-NOTHING_DONE = Report()
-
-
 class Tally:
     """Numbers that change with every update: kept apart, because a module's own attributes are slow to set."""
 
@@ -37,6 +25,7 @@ class Tally:
         self.countdown = countdown
         self.sigma_low: float | Tensor = 1.0  # bounds on the singular values of U, which `lazy` keeps
         self.sigma_high: float | Tensor = 1.0
+        self.milliseconds = 0.0  # that the last call took
 
 
 class Stabiliser(nn.Module):
@@ -65,16 +54,13 @@ class Stabiliser(nn.Module):
         self.total, self.tally.countdown = (int(counter) for counter in state[:2])
         self.tally.sigma_low, self.tally.sigma_high = state[2:].tolist()
 
-    def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
+    def after_update(self, state: FactoredState, shrink: Shrink) -> None:
         """Called after each update with the bounds on what it did to U."""
         self.tally.countdown -= 1
-        if self.tally.countdown > 0:
-            return NOTHING_DONE
-        self.tally.countdown = self.every
-        report = self.repair(state)
-        self.total += report.repaired
-        return report
+        if self.tally.countdown <= 0:
+            self.tally.countdown = self.every
+            self.total += self.repair(state)
 
-    def repair(self, state: FactoredState) -> Report:
-        """Bring U back into range now."""
-        return Report()
+    def repair(self, state: FactoredState) -> int:
+        """Bring U back into range now; return how many singular values were repaired."""
+        return 0

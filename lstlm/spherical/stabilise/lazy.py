@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels.step_ops import power_iteration
-from lstlm.spherical.stabilise.base import NOTHING_DONE, READ_EVERY, Report, Stabiliser
+from lstlm.spherical.stabilise.base import READ_EVERY, Stabiliser
 
 if TYPE_CHECKING:
     from lstlm.spherical.shrink import Shrink
@@ -44,33 +44,31 @@ class Lazy(Stabiliser):
         self.register_buffer("smallest", torch.linalg.qr(smallest.T).Q.T.contiguous())
         self.register_buffer("largest", torch.linalg.qr(largest.T).Q.T.contiguous())
 
-    def after_update(self, state: FactoredState, shrink: Shrink) -> Report:
+    def after_update(self, state: FactoredState, shrink: Shrink) -> None:
         tally = self.tally
         tally.sigma_low *= 1 - shrink.shrink
         tally.sigma_high *= 1 + shrink.growth
         if not state.V.is_cpu:
             tally.countdown -= 1
             if tally.countdown > 0:
-                return NOTHING_DONE
+                return
             tally.countdown = READ_EVERY
             tally.sigma_low, tally.sigma_high = float(tally.sigma_low), float(tally.sigma_high)
         if tally.sigma_low >= self.low and tally.sigma_high <= self.high:
-            return NOTHING_DONE
-        report = Report()
+            return
+        before = self.total
         if tally.sigma_low < self.low:
-            tally.sigma_low = self._look(state, "U_inv_T", self.smallest, report)
-            if report.repaired:
+            tally.sigma_low = self._look(state, "U_inv_T", self.smallest)
+            if self.total > before:
                 tally.sigma_high = max(tally.sigma_high, self._target("U_inv_T"))
         if tally.sigma_high > self.high:
-            tally.sigma_high = 1 / self._look(state, "U", self.largest, report)
-        self.total += report.repaired
-        return report
+            tally.sigma_high = 1 / self._look(state, "U", self.largest)
 
     def _target(self, name: str) -> float:
         """Return what a singular value becomes: 1 if it was too large, more if it was too small."""
         return max(1.0, OVERSHOOT * self.high) if name == "U_inv_T" else 1.0
 
-    def _look(self, state: FactoredState, name: str, block: Tensor, report: Report) -> float:
+    def _look(self, state: FactoredState, name: str, block: Tensor) -> float:
         """Find the extreme singular values of U, repair those near or beyond the limit, return the next one."""
         limit = self.low if name == "U_inv_T" else 1 / self.high
         for _ in range(state.d + 1):
@@ -84,22 +82,21 @@ class Lazy(Stabiliser):
             offending = [i for i, extent in enumerate(extents) if extent < limit**0.9]
             if offending:
                 Y = (other * inverse_extent[:, None])[offending]
-                self._record(state, X[offending].to(state.V.dtype), Y, self._target(name), report)
+                self._record(state, X[offending].to(state.V.dtype), Y, self._target(name))
             if len(offending) < len(extents):
                 break
         return min((e for i, e in enumerate(extents) if i not in offending), default=limit)
 
-    def _record(self, state: FactoredState, X: Tensor, Y: Tensor, target: float, report: Report) -> None:
+    def _record(self, state: FactoredState, X: Tensor, Y: Tensor, target: float) -> None:
         """Give each singular vector x of U the value `target` and write that into the history; move some rows on."""
         history = state.history
         if history.count + len(X) > history.repairs:
             if state.V.is_cpu:
-                report.rows_swept += bring_next_rows(state, history.rows_to_sweep())
+                bring_next_rows(state, history.rows_to_sweep())
                 history.close(state.U)
                 state.set_frame()
             else:
                 state.absorb()
-                report.rows_swept += state.D
             return  # U is I now: nothing is left to repair
         alphas = (torch.linalg.vector_norm(X @ state.U, dim=1) / target - 1).double()
         state.repair(X, alphas, Y)
@@ -107,18 +104,17 @@ class Lazy(Stabiliser):
             history.record(x, alpha)
         history.extend(-(-history.segments * len(X) // history.repairs))
         if state.V.is_cpu:
-            report.rows_swept += bring_next_rows(state, history.rows_due() // LOT_ROWS * LOT_ROWS)
-        report.repaired += len(X)
+            bring_next_rows(state, history.rows_due() // LOT_ROWS * LOT_ROWS)
+        self.total += len(X)
 
 
-def bring_next_rows(state: FactoredState, rows: int) -> int:
+def bring_next_rows(state: FactoredState, rows: int) -> None:
     """Bring the next `rows` rows, in id order, to the start of the open segment, and count them."""
-    history, left = state.history, rows
-    while left > 0:
+    history = state.history
+    while rows > 0:
         start = history.swept % state.stored_rows
-        block = torch.arange(start, min(start + min(left, LOT_ROWS), state.stored_rows), device=state.V.device)
+        block = torch.arange(start, min(start + min(rows, LOT_ROWS), state.stored_rows), device=state.V.device)
         if history.open:
             history.bring_to_open_segment(state.V, block)
         history.advance(len(block))
-        left -= len(block)
-    return rows
+        rows -= len(block)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lstlm.spherical.stabilise.base import Report, Stabiliser
+from lstlm.spherical.stabilise.base import Stabiliser
 
 if TYPE_CHECKING:
     from lstlm.spherical.state import FactoredState
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 class Restore(Stabiliser):
     """V ← V U + p ωᵀ, U ← I, as soon as one singular value is out of range."""
 
-    def repair(self, state: FactoredState) -> Report:
+    def repair(self, state: FactoredState) -> int:
         sigma = torch.linalg.svdvals(state.exactly("U"))
         if float(sigma[-1]) >= self.low and float(sigma[0]) <= self.high:
-            return Report()
+            return 0
         state.restore()
-        return Report(int(((sigma < self.low) | (sigma > self.high)).sum()), state.D)
+        return int(((sigma < self.low) | (sigma > self.high)).sum())
 
 
 class Svd(Stabiliser):
     """All offending singular values from one decomposition, in one pass over V."""
 
-    def repair(self, state: FactoredState) -> Report:
+    def repair(self, state: FactoredState) -> int:
         left, sigma, right = torch.linalg.svd(state.exactly("U"))
         offending = (sigma < self.low) | (sigma > self.high)
         if not bool(offending.any()):
-            return Report()
+            return 0
         X, values = left[:, offending], sigma[offending]
         _multiply_rows(state, X, values - 1)
         state.set_frame(left @ (torch.where(offending, 1.0, sigma)[:, None] * right))
-        return Report(len(values), state.D)
+        return len(values)
 
 
 class Power(Stabiliser):
@@ -44,8 +44,8 @@ class Power(Stabiliser):
 
     iterations = 100
 
-    def repair(self, state: FactoredState) -> Report:
-        report = Report()
+    def repair(self, state: FactoredState) -> int:
+        repaired = 0
         for inverse in (True, False):
             for _ in range(state.d):
                 U = state.exactly("U")
@@ -56,8 +56,8 @@ class Power(Stabiliser):
                     break
                 _multiply_rows(state, x[:, None], torch.tensor([sigma - 1], dtype=x.dtype, device=x.device))
                 state.set_frame(U + (1 / sigma - 1) * torch.outer(x, x @ U))
-                report = Report(report.repaired + 1, report.rows_swept + state.D)
-        return report
+                repaired += 1
+        return repaired
 
 
 def _multiply_rows(state: FactoredState, X: Tensor, alpha: Tensor) -> None:

@@ -1,14 +1,15 @@
 """The periodic evaluation: validation loss, perplexity where it is defined, hits, and SimLex-999."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from lstlm.config import Config
 from lstlm.data import Batch, Corpus, Vocabulary, evaluation_batches
 from lstlm.errors import DataError
-from lstlm.evaluation import perplexity, similarity
+from lstlm.evaluation import datasets, perplexity, similarity
 from lstlm.nn.network import Network
 from lstlm.vectors import Vectors
 
@@ -23,33 +24,31 @@ class Interrupted(Exception):
     """The evaluation was given up because a signal asked for the end."""
 
 
-class SimLex:
-    """SimLex-999 on the few rows of the embedding table that it needs; found once, not at every evaluation."""
+class WordPairs:
+    """Lists of word pairs with human scores, such as SimLex-999, on the few rows of a table that they need.
 
-    def __init__(self, vocabulary: Vocabulary, path: Path) -> None:
-        self.pairs = similarity.read_pairs(path)
-        wanted = {word.upper() for pair in self.pairs for word in (pair.first, pair.second)}
-        self._rows = [row for row, word in enumerate(vocabulary.words) if word.upper() in wanted]
-        self._words = [vocabulary.words[row] for row in self._rows]
+    `files` are named explicitly or None, to be found; of the latter, one that is not there is left out.
+    """
 
-    def score(self, network: Network) -> dict[str, float]:
-        """Return Spearman's correlation and the number of pairs used; nothing where too few words are known."""
-        if len(self._rows) < 2:
+    def __init__(self, vocabulary: Vocabulary, files: Mapping[str, Path | None]) -> None:
+        self._pairs = {}
+        for kind, explicit in files.items():
+            try:
+                self._pairs[kind] = similarity.read_pairs(datasets.find_dataset(kind, explicit))
+            except DataError:
+                if explicit is not None:
+                    raise
+        wanted = {word.upper() for pairs in self._pairs.values() for p in pairs for word in (p.first, p.second)}
+        rows = [row for row, word in enumerate(vocabulary.words) if word.upper() in wanted]
+        self.rows = torch.as_tensor(rows, dtype=torch.int64)  # of no words at all torch would make floats
+        self.words = [vocabulary.words[row] for row in rows]
+
+    def score(self, words: Sequence[str], matrix: Tensor) -> dict[str, similarity.SimilarityResult]:
+        """Return the result of each list for vectors (n,size) of `words`; nothing where too few words are known."""
+        if len(words) < 2:
             return {}
-        ids = torch.as_tensor(self._rows, device=network.embedding.weight.device)
-        rows = network.input_rows(ids).double().cpu().numpy()
-        result = similarity.evaluate_pairs(Vectors(self._words, rows), self.pairs)
-        return {"eval/simlex_spearman": result.spearman, "eval/simlex_pairs": result.pairs_used}
-
-
-def find_simlex(config: Config, vocabulary: Vocabulary) -> SimLex | None:
-    """Return the SimLex test if it is wanted and its file is found; its absence is no error."""
-    if not config.train.simlex:
-        return None
-    try:
-        return SimLex(vocabulary, similarity.find_simlex(None))
-    except DataError:
-        return None
+        vectors = Vectors(list(words), matrix.detach().double().cpu().numpy())
+        return {kind: similarity.evaluate_pairs(vectors, pairs) for kind, pairs in self._pairs.items()}
 
 
 class Validator:
@@ -59,13 +58,15 @@ class Validator:
         self._config = config
         self._corpus = corpus
         self._scorer = scorer
-        self.simlex = find_simlex(config, corpus.vocabulary)
+        self._pairs = WordPairs(corpus.vocabulary, {"simlex": None} if config.train.simlex else {})
 
     def __call__(self, network: Network, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Return eval/… figures; raise Interrupted where `stop` says so between two batches."""
         figures = self._losses(network, stop)
-        if self.simlex is not None:
-            figures.update(self.simlex.score(network))
+        if len(words := self._pairs.words) > 1:
+            rows = network.input_rows(self._pairs.rows.to(network.embedding.weight.device))
+            simlex = self._pairs.score(words, rows)["simlex"]
+            figures |= {"eval/simlex_spearman": simlex.spearman, "eval/simlex_pairs": simlex.pairs_used}
         if self._scorer is not None:
             figures.update(self._scorer(network))
         return figures
