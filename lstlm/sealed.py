@@ -1,11 +1,18 @@
-"""JSON documents that carry a hash of themselves: any change to one, of a single bit, is found when it is read."""
+"""Hashes of files, and JSON documents that carry one of themselves: a change of a single bit is found on reading."""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 SEAL = "manifest_sha256"
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(document: Mapping[str, Any]) -> str:

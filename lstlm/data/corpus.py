@@ -6,7 +6,6 @@ marker makes sentence boundaries visible to vectorised code without a second arr
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from array import array
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import EOS_ID, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError
-from lstlm.sealed import SEAL, is_sealed, read_document
+from lstlm.sealed import SEAL, is_sealed, read_document, sha256_of
 
 FORMAT = "lstlm-corpus"
 FORMAT_VERSION = 2
@@ -72,12 +71,6 @@ class Split:
     def unknown_share(self) -> float:
         """The share of the words that are <unk>; 0 without words."""
         return int(np.count_nonzero(self.ids == UNK_ID)) / self.words if self.words else 0.0
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lstlm.data import Corpus, Vocabulary
 from lstlm.data.tokenise import TextOptions
 from lstlm.errors import CheckpointError, ConfigError
 from lstlm.nn.network import Network
+from lstlm.sealed import sha256_of
 from lstlm.training.run.checkpoint import (
     MANIFEST,
     Checkpoint,
@@ -23,7 +24,7 @@ from lstlm.training.run.checkpoint import (
     step_folders,
     understood,
 )
-from lstlm.training.run.files import replacing, sha256_of, write_atomic, write_json
+from lstlm.training.run.files import replacing, write_atomic, write_json
 from lstlm.training.run.folders import CHECKPOINTS
 from lstlm.training.run.origin import read_origin, write_origin
 from lstlm.training.run.shards import load_network
