@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import EOS_ID, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError
-from lstlm.sealed import SEAL, is_sealed, read_document, sha256_of
+from lstlm.sealed import SEAL, is_sealed, read_document, read_small, sha256_of
 
 FORMAT = "lstlm-corpus"
 FORMAT_VERSION = 2
@@ -78,7 +78,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare TEXT --out {folder}`")
     try:
-        data = path.read_bytes()
+        data = read_small(path)
         manifest = read_document(data)
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so not a prepared corpus; make one with `lstlm prepare`") from None
