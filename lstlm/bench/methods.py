@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from lstlm.spherical.stabilise import PAPER_PERIOD
 from lstlm.spherical.steps.dense import squared_error_step
 
 BENCH_ONLY = {"naive-blocked": "naive", "log_prob": "factored"}  # other ways to use a kind of layer
+ROWS = {"sampled": "candidates", "shortlist": "shortlist"}  # settings that say how many rows a step reads
 
 # Learning rates that one would train with, for the mean loss of a minibatch; a spherical loss takes at most half of
 # what is stable for its first minibatches.
@@ -29,16 +30,20 @@ SOFTMAX_LR = 0.05
 class Method:
     """One thing to time. `loss` is "softmax" for the softmaxes; `stabilise` is "none" for all but the factored.
 
-    `every` is the period, in updates, of a stabiliser that sweeps.
+    `every` is the period, in updates, of a stabiliser that sweeps; `rows` is the setting of ROWS, if not as configured.
     """
 
     name: str
     loss: str
     stabilise: str = "none"
     every: int = PAPER_PERIOD
+    rows: int | None = None
 
     def __str__(self) -> str:
-        parts = [self.name, self.loss if self.loss != self.name else ""]
+        parts = [
+            self.name if self.rows is None else f"{self.name} {self.rows}",
+            self.loss if self.loss != self.name else "",
+        ]
         parts.append(f"{self.stabilise} stabiliser" if self.name == "factored" else "")
         return ", ".join(part for part in parts if part)
 
@@ -57,7 +62,12 @@ class Method:
         if self.kind == "factored":
             every = self.every if self.sweeping else None
             config = replace(config, stabilise=self.stabilise, stabilise_every=every)
-        return config
+        rows: Any = {} if self.rows is None else {ROWS[self.name]: self.rows}
+        return replace(config, **rows)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the setting of ROWS that it has, for its records."""
+        return {ROWS[self.name]: getattr(self.config(), ROWS[self.name])} if self.name in ROWS else {}
 
     @property
     def dense(self) -> bool:
@@ -95,9 +105,16 @@ def method_names() -> tuple[str, ...]:
 
 
 def expand(
-    names: Sequence[str], losses: Sequence[str], stabilisers: Sequence[str], every: int = PAPER_PERIOD
+    names: Sequence[str],
+    losses: Sequence[str],
+    stabilisers: Sequence[str],
+    every: int = PAPER_PERIOD,
+    rows: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Method]:
-    """Return the methods to time, contenders for one table beside each other, the sweeping stabilisers last."""
+    """Return the methods to time, contenders for one table beside each other, the sweeping stabilisers last.
+
+    `rows` has the numbers to try of a setting of ROWS.
+    """
     for given, known, option in (
         (names, method_names(), "--methods"),
         (losses, LOSSES.names(), "--losses"),
@@ -110,7 +127,8 @@ def expand(
     stored = [name for name in method_names() if name in names and name not in ("factored", "log_prob")]
     for name in stored:
         spherical = OUTPUTS[BENCH_ONLY.get(name, name)].spherical
-        methods += [Method(name, loss) for loss in (losses if spherical else ("softmax",))]
+        numbers = (rows or {}).get(ROWS.get(name, ""), (None,))
+        methods += [Method(name, x, rows=n) for x in (losses if spherical else ("softmax",)) for n in numbers]
     if "log_prob" in names:
         methods += [Method("log_prob", loss, "lazy") for loss in losses if LOSSES[loss].normalised]
     rest = [s for s in STABILISERS.names() if s in stabilisers and s not in first]

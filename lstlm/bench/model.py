@@ -206,6 +206,7 @@ def _record(plan: Plan, method: Method, clock: Timed, summary: tuple[dict[str, f
         "D": plan.vocab,
         "d": plan.hidden + 1,
         "m": plan.m,
+        **method.sizes(),
         "context": plan.context,
         "combine": plan.combine,
         "hidden_layers": plan.layers,

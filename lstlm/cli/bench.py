@@ -40,7 +40,10 @@ Example:
 @common.sizes_option("1000 … 793471, seven sizes")
 @click.option("--hidden", "d", type=click.IntRange(2), default=300, show_default=True,
               help="Inputs of the layer, d, the constant feature included.")  # fmt: skip
-@click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step, m.")
+@click.option("--batch-size", "batch_sizes", type=common.Counts(), default="128", show_default=True,
+              help="Examples a step, m; several with commas.")  # fmt: skip
+@click.option("--candidates", type=common.Counts(), help="Candidates of sampled, with commas.  [8192]")
+@click.option("--shortlist", type=common.Counts(), help="Words of the softmax of shortlist, with commas.  [500]")
 @click.option("--targets", type=click.IntRange(1), default=1, show_default=True,
               help="Targets an example, K, of value 1/K each; above 1 for factored and naive alone.")  # fmt: skip
 @common.names_option("--methods", "naive-blocked, log_prob, " + ", ".join(OUTPUTS.names()))
@@ -68,20 +71,25 @@ def output(**given: Any) -> None:
     names = common.names(given["methods"], known, known[:-1] if quick and given["targets"] == 1 else known)
     losses = common.names(given["losses"], LOSSES.names(), ("z", "squared") if quick else LOSSES.names())
     stabilisers = common.names(given["stabilise"], STABILISERS.names(), ("lazy",) if quick else STABILISERS.names())
-    methods = expand(names, losses, stabilisers, given["stabilise_every"])
-    plan = bench.Plan(
-        methods=methods if given["losses"] else without_repetition(methods),
-        vocab_sizes=given["vocab_sizes"] or (bench.QUICK_SIZES if quick else bench.SIZES),
-        d=given["d"],
-        m=given["m"],
-        targets=given["targets"],
-        dtype=getattr(torch, given["dtype"]),
-        effort=common.effort(given, OUTPUT_EFFORT, (0.25, 60)),
-        everywhere=given["stabilise"] is not None,
-    )
+    rows = {name: given[name] for name in ("candidates", "shortlist") if given[name]}
+    methods = expand(names, losses, stabilisers, given["stabilise_every"], rows)
     common.check_before_work(given)
-    outcome = bench.run(plan, common.say)
-    common.deliver("output", outcome.records, given, skipped=outcome.skipped)
+    records, skipped = [], []
+    for m in given["batch_sizes"]:
+        plan = bench.Plan(
+            methods=methods if given["losses"] else without_repetition(methods),
+            vocab_sizes=given["vocab_sizes"] or (bench.QUICK_SIZES if quick else bench.SIZES),
+            d=given["d"],
+            m=m,
+            targets=given["targets"],
+            dtype=getattr(torch, given["dtype"]),
+            effort=common.effort(given, OUTPUT_EFFORT, (0.25, 60)),
+            everywhere=given["stabilise"] is not None,
+        )
+        outcome = bench.run(plan, common.say)
+        records += outcome.records
+        skipped += outcome.skipped
+    common.deliver("output", records, given, skipped=skipped)
 
 
 @command.command(

@@ -8,6 +8,7 @@ from torch import Tensor, get_num_threads
 from lstlm.kernels import square_reference as reference
 from lstlm.kernels.choice import Impl, native_for
 from lstlm.kernels.ops import aligned
+from lstlm.kernels.reference import geometric_series
 from lstlm.kernels.step_ops import Tables
 from lstlm.kernels.targets import Targets
 
@@ -53,6 +54,15 @@ def square_sums(
     bags = targets.place, targets.offsets
     code.square_sums(H, W, *bags, p, partials, eta, F, sums, BH, get_num_threads())
     return F, sums
+
+
+def symmetric_series(K: Tensor, terms: int, *, impl: Impl = "auto") -> Tensor:
+    """Return K + … + Kⁿ for n = `terms`, a power of 2, and a symmetric K (d,d)."""
+    if (code := native_for(impl, K)) is None:
+        return geometric_series(K, terms)
+    total, power, spare = (torch.empty_like(K, memory_format=torch.contiguous_format) for _ in range(3))
+    code.symmetric_series(K, terms, total, power, spare, get_num_threads())
+    return total
 
 
 def square_update(

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
-from lstlm.kernels import reference
+from lstlm.kernels.choice import Impl
+from lstlm.kernels.square_ops import symmetric_series
 from lstlm.kernels.step_ops import Shrinking
 
 LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
 SERIES_UP_TO = 0.3  # ρ: an m×m series of more terms would take longer than LAPACK
-SQUARE_SERIES_UP_TO = 0.14  # ρ: a d×d series of more terms would take longer than Cholesky's factor
+SQUARE_SERIES_UP_TO = 0.03  # ρ: a d×d series of more than 4 terms would take longer than Cholesky's factor
 TRACE_UP_TO = 0.05  # as the bound on λmax: above it a closer one pays
 LOOK_CLOSER = 0.9  # where the bound on λmax is below this, no closer look is needed
 
@@ -113,7 +114,7 @@ def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
     return inverse
 
 
-def inverse_excess(K: Tensor, eta: float) -> tuple[Tensor, Shrink]:
+def inverse_excess(K: Tensor, eta: float, impl: Impl = "auto") -> tuple[Tensor, Shrink]:
     """Return S = T⁻¹ − I (d,d) for T = I − K, K = HᵀBH symmetric, and the bounds on T. O(d³)."""
     norm = torch.linalg.vector_norm(K)
     if not K.is_cpu:
@@ -126,7 +127,7 @@ def inverse_excess(K: Tensor, eta: float) -> tuple[Tensor, Shrink]:
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
     bounds = Shrink(min(size, 1.0), size)
     if size < SQUARE_SERIES_UP_TO:
-        return reference.geometric_series(K, terms_needed(size, K.dtype)), bounds
+        return symmetric_series(K, terms_needed(size, K.dtype), impl=impl), bounds
     lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
     if size > LOOK_CLOSER and not bool(_positive(K)):
         raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))

@@ -14,6 +14,7 @@ import torch
 from lstlm.kernels import choice
 from lstlm.kernels.choice import Impl
 from lstlm.kernels.ops import gemm
+from lstlm.kernels.square_ops import symmetric_series
 
 SHAPES = [(1, 1, 1), (6, 64, 5), (7, 65, 3), (12, 48, 2), (5, 33, 400), (13, 17, 1), (50, 128, 385), (305, 301, 80)]
 SHAPES += [(128, 301, 800)]
@@ -74,3 +75,14 @@ def test_a_forked_process_multiplies_too() -> None:
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("terms", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+def test_series_of_a_symmetric_matrix(dtype: torch.dtype, terms: int, impl: Impl) -> None:
+    X = torch.randn(70, 70, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    K = 0.5 * (X + X.T) / torch.linalg.matrix_norm(X + X.T, ord=2)
+    expected = sum(torch.linalg.matrix_power(K, n) for n in range(1, terms + 1))
+    found = symmetric_series(K.to(dtype), terms, impl=impl)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=8 * torch.finfo(dtype).eps)

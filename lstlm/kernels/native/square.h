@@ -148,6 +148,30 @@ static void square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const
     symmetric_product(threads, d, u, 1, F.data, F.apart, F.data, F.apart, 0, sums[2 * d], sums.apart);
 }
 
+/* sum (d,d) ← K + K² + … + Kⁿ, n = `terms` of 1, 2, 4, …; K (d,d) is symmetric, and so is every product of its powers.
+ * Scratch: power and spare (d,d); all of them without gaps. */
+static void symmetric_series(Matrix<const Real> K, int64_t terms, Flat<Real> sum, Flat<Real> power, Flat<Real> spare,
+                             int64_t threads)
+{
+    const int64_t d = K.rows, size = d * d;
+    need(K.columns == d && sum.size == size && power.size == size && spare.size == size, "K and its powers (d,d)");
+    Real *now = sum.data, *next = spare.data; /* K + … + Kⁿ */
+    for (int64_t i = 0; i < d; i++) memcpy(now + i * d, K[i], d * sizeof(Real)), memcpy(power.data + i * d, K[i], d * sizeof(Real));
+    for (int64_t n = 1; n < terms; n *= 2) {
+        if (n == 2) /* K + K² is known */
+            for (int64_t i = 0; i < size; i++) power.data[i] = now[i] - power.data[i];
+        if (n > 2) {
+            symmetric_product(threads, d, d, 1, power.data, d, power.data, d, 0, next, d);
+            memcpy(power.data, next, size * sizeof(Real));
+        }
+        memcpy(next, now, size * sizeof(Real));
+        symmetric_product(threads, d, d, 1, now, d, power.data, d, 1, next, d);
+        Real *other = now;
+        now = next, next = other;
+    }
+    if (now != sum.data) memcpy(sum.data, now, size * sizeof(Real));
+}
+
 /* What `square_update` is given and makes room for: QK (d+2,d) of Q, ω and w̄, then steps of U⁻ᵀ and U (d,d). */
 struct SquareUpdate {
     const Real *K, *A, *FTF, *Fp, *c;

@@ -33,7 +33,7 @@ class Square(Step):
         state = self.state
         self.check_state(self.table)
         F, sums = self.sums(eta)
-        S, shrink = inverse_excess(sums[: state.d], eta)
+        S, shrink = inverse_excess(sums[: state.d], eta, state.impl)
         allowed = None if shrink.allowed is None else shrink.allowed & torch.isfinite(self.partials.sum())
         square_ops.square_update(state.tables, sums, S, state.p_norm2, eta, allowed, impl=state.impl)
         F = F if allowed is None else torch.where(allowed, F, 0)
