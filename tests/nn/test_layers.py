@@ -117,6 +117,7 @@ def test_shapes_and_types_that_do_not_fit() -> None:
             passed.backward(wrong)
 
 
+@compiled
 def test_an_embedding_says_which_word_is_not_there() -> None:
     with pytest.raises(IndexError, match="30"):
         SparseEmbedding(random(30, 4), "sum")(torch.tensor([[1, 30]]))
