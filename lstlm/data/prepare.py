@@ -151,6 +151,7 @@ def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
         yield folder
+        check_target(out, force)  # again: somebody else may have made it meanwhile
         old = out.parent / f".{out.name}.old-{os.getpid()}"
         if out.exists():
             out.rename(old)

@@ -236,6 +236,13 @@ def test_the_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["out"]
 
 
+def test_of_two_at_once_the_second_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not empty"), prepare.replacing_folder(tmp_path / "out", False):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "manifest.json").touch()
+    assert leftovers(tmp_path) == ["out"]
+
+
 def test_a_link_to_another_disk_stays_one(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to("disk")
