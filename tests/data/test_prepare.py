@@ -237,8 +237,8 @@ def test_the_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 
 def test_of_two_at_once_the_second_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="not empty"), prepare.replacing_folder(tmp_path / "out", False):
-        (tmp_path / "out").mkdir()
         (tmp_path / "out" / "manifest.json").touch()
     assert leftovers(tmp_path) == ["out"]
 
