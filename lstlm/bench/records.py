@@ -14,6 +14,7 @@ from typing import Any
 
 from lstlm import environment
 from lstlm.errors import ConfigError, DataError, LstlmError
+from lstlm.sealed import read_document
 
 Record = dict[str, Any]
 Document = dict[str, Any]
@@ -96,10 +97,10 @@ def read(paths: Sequence[Path]) -> Document:
 
 def _read(path: Path) -> Document:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_document(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as records ({error}); `lstlm bench … --json` writes them") from None
-    if not isinstance(document, dict) or not isinstance(document.get("records"), list):
+    if not isinstance(document.get("records"), list):
         raise DataError(f'{path}: no "records"; not a document that `lstlm bench … --json` wrote')
     if document.get("benchmark") not in KINDS:
         raise DataError(f"{path}: benchmark {document.get('benchmark')!r} is not one of {', '.join(KINDS)}")

@@ -13,6 +13,7 @@ from lstlm.streams import settle_streams
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
 DEBUG = "lstlm.debug"
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -106,8 +107,14 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def visible(text: str) -> str:
+    """Return text from a file with control characters as escapes: a terminal would obey them."""
+    return text.translate(_CONTROLS)
+
+
 def print_table(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> None:
     """Print rows as lines of aligned columns on stdout; the columns in `numbers` are set to the right."""
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))

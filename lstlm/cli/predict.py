@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import json_option, print_table, say
+from lstlm.cli.common import json_option, print_table, say, visible
 from lstlm.cli.loading import answer, open_run, queries, source_argument
 from lstlm.errors import ConfigError
 
@@ -81,7 +81,7 @@ def _tell_unknown(run: "Run", unknown: list[str]) -> None:
 
 def _print(found: dict[str, Any], several: bool) -> None:
     if "generated" in found:
-        click.echo(" ".join([*found["query"].split(), *found["generated"]]))
+        click.echo(visible(" ".join([*found["query"].split(), *found["generated"]])))
         return
     key = "probability" if found["predictions"][0]["probability"] is not None else "score"
     first = [found["query"]] if several else []

@@ -144,12 +144,14 @@ def _tidy(out: Path) -> None:
 @contextmanager
 def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder beside `out` that becomes `out` if the body succeeds and vanishes if it does not."""
+    out = out.resolve() if out.is_symlink() else out  # a link to another disk stays one
     _tidy(out)
     check_target(out, force)
     folder = out.parent / f".{out.name}.tmp-{os.getpid()}"
     try:
         folder.mkdir(parents=True)
         yield folder
+        check_target(out, force)  # again: somebody else may have made it meanwhile
         old = out.parent / f".{out.name}.old-{os.getpid()}"
         if out.exists():
             out.rename(old)

@@ -9,6 +9,7 @@ import re
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,7 +181,7 @@ def download_simlex(data_folder: Path = Path("data"), url: str = SIMLEX_URL, tim
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive, archive.open("SimLex-999/SimLex-999.txt") as member:
             text = member.read(_MAX_BYTES)
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{url}: not the SimLex-999 archive ({error}); {by_hand}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(".SimLex-999.txt.partial")

@@ -234,7 +234,7 @@ from lstlm.cli import cli
 def describe():
     print("ready", file=sys.stderr, flush=True)
     try:
-        time.sleep(60)
+        time.sleep(600)
     finally:
         print("cleaned", file=sys.stderr, flush=True)
 lstlm.environment.describe = describe
@@ -266,7 +266,7 @@ import lstlm.environment
 from lstlm.cli import cli
 def describe():
     import signalled
-    time.sleep(60)
+    time.sleep(600)
 lstlm.environment.describe = describe
 cli.main(["env"])
 """

@@ -24,6 +24,11 @@ def test_neighbours_of_a_file(lstlm: Call, vectors: Path) -> None:
     assert done.out == "queen  0.9939\nwater  0.0000\n"
 
 
+def test_words_cannot_steer_the_terminal(lstlm: Call, tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("2 2\nking 1 0\nque\x1b]0;mine\x07en 1 1\n")
+    assert lstlm("nn", tmp_path / "v.txt", "king").out == "que\\x1b]0;mine\\x07en  0.7071\n"
+
+
 def test_json_of_a_run_agrees_with_its_table(lstlm: Call, run_z: Path) -> None:
     done = lstlm("nn", run_z, "old", "-k", 3, "--json")
     (answer,) = done.json()["queries"]

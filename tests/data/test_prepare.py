@@ -236,6 +236,22 @@ def test_the_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["out"]
 
 
+def test_of_two_at_once_the_second_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="not empty"), prepare.replacing_folder(tmp_path / "out", False):
+        (tmp_path / "out" / "manifest.json").touch()
+    assert leftovers(tmp_path) == ["out"]
+
+
+def test_a_link_to_another_disk_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    run(tmp_path, "a b\n")
+    run(tmp_path, "a b c\n")
+    assert (tmp_path / "out").is_symlink() and Corpus.open(tmp_path / "disk").train.words == 3
+    assert leftovers(tmp_path) == ["disk", "out"]
+
+
 def test_a_folder_with_content_is_not_replaced_unasked(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")

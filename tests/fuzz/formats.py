@@ -1,11 +1,15 @@
 """Every kind of file that is read: a sound example, how it is read, and what must hold of whatever is accepted."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import tarfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ from lstlm.data import Corpus, Vocabulary
 from lstlm.data.inputs import FileSource
 from lstlm.data.onebillion import NAME, ArchiveSource
 from lstlm.evaluation.analogy import read_questions
-from lstlm.evaluation.datasets import read_pairs
+from lstlm.evaluation.datasets import download_simlex, read_pairs
 from lstlm.training.run.checkpoint import Checkpoint, begin_folder, finish_folder, open_checkpoint, write_files
 from lstlm.training.run.origin import read_origin
 from lstlm.vectors import Vectors, load_vectors
@@ -90,11 +94,18 @@ def vectors_file(form: str, *, packed: bool = False) -> Callable[[Path], Path]:
     return make
 
 
-def pack(path: Path) -> Path:
-    packed = path.with_name(path.name + ".gz")
-    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+PACKINGS = {"gz": partial(gzip.compress, mtime=0), "bz2": bz2.compress, "xz": lzma.compress}
+
+
+def pack(path: Path, ending: str = "gz") -> Path:
+    packed = path.with_name(f"{path.name}.{ending}")
+    packed.write_bytes(PACKINGS[ending](path.read_bytes()))
     path.unlink()
     return packed
+
+
+def words_beside(folder: Path) -> Path:
+    return vectors_file("npy")(folder).with_name("vectors.vocab.tsv")
 
 
 def glove_file(folder: Path) -> Path:
@@ -133,10 +144,25 @@ def check_questions(path: Path) -> None:
         assert section.name and all(len(question) == 4 and all(question) for question in section.questions)
 
 
-def packed_text(folder: Path) -> Path:
-    path = folder / "text.txt"
-    path.write_text(tiny_text(sentences=50))
-    return pack(path)
+def simlex_archive(folder: Path) -> Path:
+    path = folder / "SimLex-999.zip"
+    lines = [f"old{n}\tnew{n}\tA\t{n % 10}.58\n" for n in range(999)]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("SimLex-999/SimLex-999.txt", "word1\tword2\tPOS\tSimLex999\n" + "".join(lines))
+    return path
+
+
+def fetch_simlex(path: Path) -> None:
+    check_pairs(download_simlex(path.parent, path.as_uri()))
+
+
+def packed_text(ending: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "text.txt"
+        path.write_text(tiny_text(sentences=50))
+        return pack(path, ending)
+
+    return make
 
 
 def read_text(path: Path) -> None:
@@ -221,10 +247,12 @@ FORMATS = {
     "word2vec.gz": Format(vectors_file("word2vec", packed=True), check_vectors),
     "glove": Format(glove_file, check_vectors),
     "npy": Format(vectors_file("npy"), check_vectors),
+    "words beside npy": Format(words_beside, lambda path: check_vectors(path.with_name("vectors.npy"))),
     "npy.gz": Format(vectors_file("npy", packed=True), check_vectors),
     "pairs": Format(pairs_file, check_pairs),
     "analogies": Format(questions_file, check_questions),
-    "text.gz": Format(packed_text, read_text),
+    "SimLex-999.zip": Format(simlex_archive, fetch_simlex),
+    **{f"text.{ending}": Format(packed_text(ending), read_text) for ending in PACKINGS},
     "tar": Format(archive, read_archive),
     "tar.gz": Format(packed_archive, read_archive),
     "checkpoint manifest": Format(

@@ -16,6 +16,7 @@ from lstlm.kernels import choice, ops, step_ops
 from lstlm.kernels.choice import native
 from lstlm.kernels.layout import Layout
 from lstlm.kernels.targets import Targets
+from tests.helpers import PATIENCE_S
 
 SOURCES = Path(choice.__file__).parent / "native"
 pytestmark = pytest.mark.skipif(native is None, reason=f"no compiled code: {choice.problem}")
@@ -117,7 +118,7 @@ def test_a_failed_load_is_told(tmp_path: Path) -> None:
         "said = choice.describe()\n"
         "assert said['kernels'] == 'torch' and '_native' in said['why_not_native'], said\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

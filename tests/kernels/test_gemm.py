@@ -15,6 +15,7 @@ from lstlm.kernels import choice
 from lstlm.kernels.choice import Impl
 from lstlm.kernels.ops import gemm
 from lstlm.kernels.square_ops import symmetric_series
+from tests.helpers import PATIENCE_S
 
 SHAPES = [(1, 1, 1), (6, 64, 5), (7, 65, 3), (12, 48, 2), (5, 33, 400), (13, 17, 1), (50, 128, 385), (305, 301, 80)]
 SHAPES += [(128, 301, 800)]
@@ -74,7 +75,7 @@ def test_a_forked_process_multiplies_too() -> None:
         "    os._exit(0 if torch.equal(gemm(A, A.T), expected) else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -178,6 +178,19 @@ def test_dev_full_is_reported(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path / "last").step == 1
 
 
+def test_last_may_move_on_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+
+    def hashed(path: Path) -> str:
+        monkeypatch.undo()
+        save(tmp_path, 2)
+        return module.sha256_of(path)
+
+    monkeypatch.setattr(module, "sha256_of", hashed)
+    assert open_checkpoint(tmp_path / "last").step == 1
+    assert open_checkpoint(tmp_path / "last").step == 2
+
+
 def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(LstlmError, match="if the run folder was removed or renamed"):
         save(tmp_path / "gone" / "checkpoints")

@@ -283,7 +283,7 @@ def test_sigterm_from_outside(lstlm: Cli, corpus: Path, tmp_path: Path) -> None:
 def test_a_second_signal_exits_at_once() -> None:
     code = "import os, signal, time\nfrom lstlm.training.loop.signals import Interrupts\nwith Interrupts() as stop:\n"
     code += "    os.kill(os.getpid(), signal.SIGTERM)\n    print(stop.received, flush=True)\n"
-    code += "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    code += "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(600)\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (result.returncode, result.stdout) == (130, "15\n")
 

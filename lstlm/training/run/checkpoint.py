@@ -262,6 +262,7 @@ def _check_entries(manifest: Mapping[str, Any]) -> None:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint and check the size and SHA-256 of every file; CheckpointError names the first bad one."""
+    folder = unlinked(folder)  # first: a run that is being trained may give `last` to another one meanwhile
     manifest = _read_manifest(folder)
     for name, record in manifest["files"].items():
         path = folder / name
@@ -271,7 +272,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: {size} bytes, the manifest says {record['bytes']}: truncated or replaced")
         if sha256_of(path) != record["sha256"]:
             raise CheckpointError(f"{path}: SHA-256 differs from the manifest: damaged")
-    return Checkpoint(unlinked(folder), manifest)
+    return Checkpoint(folder, manifest)
 
 
 def newest_valid(folders: Iterable[Path]) -> tuple[Checkpoint | None, list[str]]:
