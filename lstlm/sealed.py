@@ -1,11 +1,19 @@
-"""JSON documents that carry a hash of themselves: any change to one, of a single bit, is found when it is read."""
+"""Hashes of files, and JSON documents that carry one of themselves: a change of a single bit is found on reading."""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 SEAL = "manifest_sha256"
+MOST_BYTES = 1 << 26
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(document: Mapping[str, Any]) -> str:
@@ -15,10 +23,21 @@ def seal(document: Mapping[str, Any]) -> str:
     return json.dumps({**body, SEAL: digest}, indent=1, sort_keys=True) + "\n"
 
 
-def read_document(data: bytes) -> dict[str, Any]:
-    """Return a document without a look at its seal; ValueError where the data is no JSON object."""
+def read_small(path: Path) -> bytes:
+    """Return a file's content; ValueError where it is large, or none: a pipe or a device may have no end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a file")
+    with path.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES >> 20} MiB")
+    return data
+
+
+def read_document(source: Path | bytes) -> dict[str, Any]:
+    """Return a document without a look at its seal; ValueError where there is no JSON object."""
     try:
-        document = json.loads(data.decode())
+        document = json.loads((source if isinstance(source, bytes) else read_small(source)).decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(document, dict):

@@ -1,7 +1,6 @@
 """``lstlm eval perplexity``: how well a run predicts held-out text."""
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -81,6 +80,7 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
 def _measure(run: "Run", split: "Split", options: dict[str, Any]) -> dict[str, Any]:
     """Return the document of `--json`."""
     from lstlm.evaluation.perplexity import affordable_ranks, evaluate
+    from lstlm.training.log.metrics import finite_or_none
 
     wanted = options["rank_examples"]
     ranked = affordable_ranks(run.network, _RANK_PRODUCTS, _FEWEST_RANKS) if wanted is None else wanted
@@ -90,7 +90,7 @@ def _measure(run: "Run", split: "Split", options: dict[str, Any]) -> dict[str, A
         result = evaluate(run.network, batches, rank_examples=ranked, seed=options["seed"], progress=bars)
     if not result.tokens:
         raise DataError(f"{split.name}: holds no examples for context_kind {run.config.data.context_kind}")
-    fields = {key: _finite(value) for key, value in asdict(result).items()}
+    fields = finite_or_none(asdict(result))
     unknown = 1 - result.known_tokens / result.tokens
     document = {"perplexity": None, "tokens": 0, **fields, "unknown_share": unknown, "split": split.name}
     if result.perplexity is None:
@@ -100,10 +100,6 @@ def _measure(run: "Run", split: "Split", options: dict[str, Any]) -> dict[str, A
         say(reason)
         document["reason"] = reason
     return document
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _split(run: "Run", options: dict[str, Any], spelled: list[list[str]]) -> "Split":
@@ -162,12 +158,11 @@ def _sentences(name: str, text: "TextOptions") -> Iterator[list[str]]:
 def _warn_of_unknown(run: "Run", split: "Split", options: dict[str, Any]) -> None:
     """Warn where a text has far more unknown words than the corpus: its perplexity is mostly that of <unk>."""
     if split.unknown_share > max(3 * run.unknown_share, 0.05):
-        how = (
-            "words between blanks" if options["tokenised"] or run.text.tokenise == "none" else "tokenised as its corpus"
-        )
+        at_blanks = options["tokenised"] or run.text.tokenise == "none"
+        how = "split at blanks" if at_blanks else "tokenised as its corpus was"
         warn(
             f"{split.name}: {split.unknown_share:.1%} of the words are <unk>, {run.unknown_share:.1%} of those of the "
-            f"run's corpus: look at the perplexity without <unk>. The text was read as {how}"
+            f"run's corpus: look at the perplexity without <unk>. The text was {how}"
             + (", in lower case" if run.text.lowercase else "")
         )
 

@@ -1,6 +1,5 @@
 """``lstlm info``: what a run, a corpus or a file of vectors is, how large, how good, and how it was made."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,8 @@ import click
 
 from lstlm.cli.common import json_option, print_json, print_table
 from lstlm.cli.loading import source_argument
-from lstlm.errors import DataError
+from lstlm.errors import DataError, LstlmError
+from lstlm.sealed import read_document
 
 EPILOGUE = """\b
 Example:
@@ -29,14 +29,15 @@ def command(path: Path, as_json: bool) -> None:
 
     Reads what describes it, not the numbers: a moment, however large it is.
     """
-    facts = describe(path)
-    if as_json:
-        print_json(facts)
-        return
-    shown = {
-        name.removesuffix("_s").replace("_", " "): _text(name, value) for name, value in facts.items() if value != {}
-    }
-    print_table([*shown.items()])
+    try:
+        facts = describe(path)
+        told = [(name, value) for name, value in facts.items() if value != {}]
+        shown = [(name.removesuffix("_s").replace("_", " "), _text(name, value)) for name, value in told]
+        print_json(facts) if as_json else print_table(shown)
+    except LstlmError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: its files make no sense ({type(error).__name__}: {error})") from error
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -139,14 +140,11 @@ def _vectors(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Return a JSON object; nothing where the file is absent, as it is before a run has begun."""
     try:
-        value = json.loads(path.read_bytes())
+        return read_document(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: damaged: not a JSON object")
-    return value
 
 
 def _count_lines(path: Path) -> int | None:

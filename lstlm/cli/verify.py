@@ -43,6 +43,7 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     from tqdm import tqdm
 
     from lstlm.bench.verification import BATCH, BOUND, HIDDEN, VOCAB, Errors, compare
+    from lstlm.training.log.metrics import finite_or_none
 
     torch.set_num_threads(worthwhile_threads(3 * BATCH * HIDDEN * VOCAB, torch.get_num_threads()))
     chosen = losses or LOSSES.names()
@@ -51,16 +52,9 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     worst = max(found.worst() for found in errors.values())
     agree = worst <= BOUND[dtype]
     if as_json:
-        finite = {loss: {name: _json_number(e) for name, e in asdict(found).items()} for loss, found in errors.items()}
-        document = {
-            "losses": finite,
-            "dtype": dtype,
-            "steps": steps,
-            "seed": seed,
-            "bound": BOUND[dtype],
-            "agree": agree,
-        }
-        print_json(document)
+        facts = {"dtype": dtype, "steps": steps, "seed": seed, "bound": BOUND[dtype], "agree": agree}
+        found = {loss: asdict(error) for loss, error in errors.items()}
+        print_json(finite_or_none({"losses": found, **facts}))
     else:
         rows = [[loss, *(f"{value:.1e}" for value in asdict(found).values())] for loss, found in errors.items()]
         print_table([["loss", *(field.name for field in fields(Errors))], *rows], numbers=range(1, len(rows[0])))
@@ -68,8 +62,3 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
         click.echo(f"\n{verdict}: largest error {worst:.1e}, bound {BOUND[dtype]:.0e} ({dtype}, {steps} steps)")
     if not agree:
         click.get_current_context().exit(1)
-
-
-def _json_number(value: float) -> float | None:
-    """JSON has no nan and no infinity."""
-    return value if abs(value) < float("inf") else None

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lstlm.data.cooccurrence import Progress, RowWriter, SparseRows, count
-from lstlm.data.corpus import ROWS, Corpus, sha256_of
+from lstlm.data.corpus import ROWS, Corpus
 from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError, DataError
+from lstlm.sealed import sha256_of
 
 WEIGHTINGS = ("ppmi", "sqrt", "log")
 VERSION = 2

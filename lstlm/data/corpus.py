@@ -6,7 +6,6 @@ marker makes sentence boundaries visible to vectorised code without a second arr
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from array import array
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import EOS_ID, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError
-from lstlm.sealed import SEAL, is_sealed, read_document
+from lstlm.sealed import SEAL, is_sealed, read_document, read_small, sha256_of
 
 FORMAT = "lstlm-corpus"
 FORMAT_VERSION = 2
@@ -74,18 +73,12 @@ class Split:
         return int(np.count_nonzero(self.ids == UNK_ID)) / self.words if self.words else 0.0
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare TEXT --out {folder}`")
     try:
-        data = path.read_bytes()
+        data = read_small(path)
         manifest = read_document(data)
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so not a prepared corpus; make one with `lstlm prepare`") from None

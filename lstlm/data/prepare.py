@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lstlm.data.blocks import BLOCK_BYTES, read_blocks
-from lstlm.data.corpus import FORMAT, FORMAT_VERSION, MANIFEST, ROWS, VOCABULARY, sha256_of
+from lstlm.data.corpus import FORMAT, FORMAT_VERSION, MANIFEST, ROWS, VOCABULARY
 from lstlm.data.encoder import PARTS, Block, BlockEncoder, BlockReport
 from lstlm.data.inputs import TextSource
 from lstlm.data.merge import Merged, merge_types, write_part
@@ -26,7 +26,7 @@ from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.data.workers import WorkerPool
 from lstlm.errors import ConfigError, DataError, LstlmError
-from lstlm.sealed import seal
+from lstlm.sealed import seal, sha256_of
 
 SERIAL_BLOCKS = 4
 """Up to so many blocks (4 MiB) are encoded in this process: starting workers would take longer."""

@@ -100,6 +100,8 @@ class Vocabulary:
     def read(cls, path: Path | str) -> Vocabulary:
         """Read what `write` wrote; a damaged line is refused with its number."""
         path = Path(path)
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: not a file")
         try:
             text = path.read_bytes().decode()
         except FileNotFoundError:

@@ -130,25 +130,27 @@ def damage_corpus(bench: Workbench) -> Verdicts:
 
 
 def full_disk(bench: Workbench) -> Verdicts:
-    """No room for a checkpoint: a small tmpfs where this user may mount one, else a limit on the size of files."""
+    """No room any more: a small tmpfs where this user may mount one, else a limit on the size of files."""
     whole = bench.undisturbed()
-    room = sum(path.stat().st_size for path in step_folders(whole / CHECKPOINTS)[0].iterdir())
+    sizes = [path.stat().st_size for path in step_folders(whole / CHECKPOINTS)[0].iterdir()]
     while True:
-        run, size = bench.new("full"), bench.chance.randint(room // 4, 3 * room)
-        disk = _mounted(bench.new("disk"), size) if bench.chance.random() < 0.5 else None
+        run, part = bench.new("full"), bench.chance.random()
+        disk = _mounted(bench.new("disk"), int(3 * sum(sizes) * part)) if bench.chance.random() < 0.5 else None
         try:
-            yield _fill(bench, run if disk is None else disk / run.name, whole, None if disk else size // 3)
+            yield _fill(bench, (disk or bench.folder) / run.name, whole, None if disk else int(max(sizes) * part))
         finally:
             if disk is not None:
                 subprocess.run(["umount", disk], check=False)
 
 
 def _fill(bench: Workbench, run: Path, whole: Path, limit: int | None) -> str | None:
+    at = bench.some_event()
+
     def shrink() -> None:
         if limit is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the log may be longer
+            after_events(at, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
 
     code = bench.train(run, shrink)
     if code not in (0, 1):

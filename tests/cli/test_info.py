@@ -66,7 +66,7 @@ def test_a_run_that_has_only_begun(lstlm: Call, tmp_path: Path) -> None:
         (None, "no such run, corpus or file"),
         ({}, "neither config.yaml"),
         ({"config.yaml": "data: {}\n", "status.json": "{"}, "status.json: cannot be read"),
-        ({"config.yaml": "data: {}\n", "status.json": "[1]"}, "status.json: damaged"),
+        ({"config.yaml": "data: {}\n", "status.json": "[1]"}, "status.json: cannot be read .expected an object"),
         ({"manifest.json": "{}"}, "not the manifest of a corpus"),
         ("\x80 pickle", "line 1|pickle|not UTF-8|vector file"),
     ],

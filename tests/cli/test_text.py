@@ -83,7 +83,7 @@ def test_many_unknown_words_are_warned_of_and_left_out_of_a_second_perplexity(ls
     outcome = lstlm("eval", "perplexity", run, "--text", "-", "--json", "--quiet", stdin=text)
     document = outcome.json()
     assert outcome.err.startswith("lstlm: warning: -: 37.5% of the words are <unk>, 0.0% of those of the run's corpus")
-    assert "tokenised as its corpus, in lower case" in outcome.err
+    assert "tokenised as its corpus was, in lower case" in outcome.err
     assert (document["tokens"], document["known_tokens"]) == (9, 6)
     line = json.loads(lstlm("eval", "perplexity", run, "--text", "-", "--words", stdin=text).out)
     assert [entry["word"] for entry in line["words"]] == ["he", "'s", "here", ",", "quux", "zork", "blarg", ".", "</s>"]

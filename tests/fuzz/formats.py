@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lstlm.cli.info import command as info
 from lstlm.config import dump_config, load_config
 from lstlm.data import Corpus, Vocabulary
 from lstlm.data.inputs import FileSource
@@ -187,6 +188,23 @@ def read_counters(path: Path) -> None:
     assert isinstance(Checkpoint(path.parent, {"step": 3}).json(path.name), dict)
 
 
+def described_run(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        status = {"state": "finished", "step": 3, "words": 96, "elapsed_s": 2.5, "evaluation": {"eval/loss": 3.5}}
+        made = {"lstlm": "1", "packages": {"torch": "2"}, "threads": 2, "device": "cpu", "command": ["lstlm", "train"]}
+        yaml_file(folder)
+        (folder / "status.json").write_text(json.dumps({**status, "started": 1.5e9}))
+        (folder / "environment.json").write_text(json.dumps(made))
+        return folder / name
+
+    return make
+
+
+def tell(path: Path) -> None:
+    info(["--json", str(path.parent)], standalone_mode=False)
+    info([str(path.parent)], standalone_mode=False)
+
+
 def origin_file(folder: Path) -> Path:
     path = folder / "corpus.json"
     path.write_text(json.dumps({"folder": "/x", "lowercase": True, "tokenise": "none", "unknown_share": 0.1}))
@@ -215,4 +233,6 @@ FORMATS = {
     "checkpoint tensors, hash ignored": Format(checkpoint_file("network.pt"), read_tensors),
     "checkpoint counters, hash ignored": Format(checkpoint_file("counters.json"), read_counters),
     "corpus.json of a run": Format(origin_file, lambda path: read_origin(path.parent)),
+    "status.json of a run": Format(described_run("status.json"), tell),
+    "environment.json of a run": Format(described_run("environment.json"), tell),
 }

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -176,6 +177,24 @@ def test_a_run_folder_that_is_removed_is_not_made_again(
     assert outcome.code == 1 and not (tmp_path / "run").exists()
     last = outcome.err.strip().splitlines()[-1]
     assert "No such file or directory" in last and "if the run folder was removed" in last
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+@pytest.mark.parametrize("harm", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), nested])
+@pytest.mark.parametrize("name", ["status.json", "environment.json", "corpus.json", "vocab.tsv", "metrics.jsonl"])
+def test_files_of_a_run_that_have_no_end_are_not_waited_for(
+    lstlm: Cli, run: Path, name: str, harm: Callable[[Path], object]
+) -> None:
+    (run / name).unlink()
+    harm(run / name)
+    for command in (["info", str(run)], ["nn", str(run), "w1"]):
+        outcome = lstlm.run(*command)
+        assert outcome.code in (0, 3) and outcome.err.count("\n") == (outcome.code == 3), outcome.err
+    outcome = lstlm(run, "--resume", "auto", output__kind="factored", train__max_steps=12)
+    assert outcome.code == 2 if harm is os.mkfifo else outcome.code == 0, outcome.err
 
 
 def test_a_folder_that_cannot_be_written_is_a_wrong_argument(lstlm: Cli) -> None:

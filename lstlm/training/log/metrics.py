@@ -29,7 +29,7 @@ def cut_after(path: Path, step: int) -> None:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             keep = line.endswith("\n") and json.loads(line)["step"] <= step
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             keep = False
         if keep:
             kept.append(line)

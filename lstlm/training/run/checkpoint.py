@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError, is_out_of_memory
-from lstlm.sealed import is_sealed, read_document, seal
-from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic, sha256_of
+from lstlm.sealed import is_sealed, read_document, read_small, seal, sha256_of
+from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic
 from lstlm.training.run.folders import STEP, unlinked
 
 FORMAT = 3
@@ -57,7 +57,7 @@ class Checkpoint:
     def json(self, name: str) -> dict[str, Any]:
         """Read a small JSON file of the checkpoint."""
         try:
-            return read_document((self.folder / name).read_bytes())
+            return read_document(self.folder / name)
         except (ValueError, OSError) as error:
             raise CheckpointError(f"{self.folder / name}: cannot be read ({error})") from error
 
@@ -235,7 +235,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {MANIFEST}: not a checkpoint, or its writing was cut off")
     try:
-        data = path.read_bytes()
+        data = read_small(path)
         manifest = read_document(data)
         whole = is_sealed(manifest, data)
     except ValueError as error:

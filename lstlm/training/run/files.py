@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-_BLOCK = 1 << 20
-
 
 def fsync_folder(folder: Path) -> None:
     """Make renames and new names inside `folder` survive a power cut."""
@@ -58,15 +56,6 @@ def link_atomic(link: Path, target: str) -> None:
     os.symlink(target, temporary)
     os.replace(temporary, link)
     fsync_folder(link.parent)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks of 1 MiB."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class HashingWriter:

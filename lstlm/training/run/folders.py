@@ -67,6 +67,9 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if _FOREIGN in names:
         raise ConfigError(f"--run {folder}: holds a {_FOREIGN}, so a corpus or a checkpoint; choose another folder")
+    own = [folder / name for name in (*_OWN_FILES, _LOCK)]
+    if odd := next((path for path in own if path.is_dir() or path.is_fifo()), None):  # a pipe would be waited for
+        raise ConfigError(f"{odd}: not a file; remove it, or choose another --run")
     if names - {_LOCK} and not (resuming or force):
         raise ConfigError(f"--run {folder}: not empty; continue it with --resume auto, or start it anew with --force")
     if not resuming and names.isdisjoint(_MARKS) and (other := sorted(names & _RUN_NAMES)):

@@ -1,12 +1,12 @@
 """What a run remembers of its corpus, in RUN/corpus.json: where it was, how its text was prepared.  No torch here."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lstlm.data.corpus import Corpus
 from lstlm.data.tokenise import TextOptions
 from lstlm.errors import CheckpointError
+from lstlm.sealed import read_document
 from lstlm.training.run.files import write_json
 
 ORIGIN = "corpus.json"
@@ -37,7 +37,7 @@ def read_origin(run: Path) -> Origin:
     """Return what `write_origin` wrote; nothing is known of the corpus of a run without the file."""
     path = run / ORIGIN
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_document(path)
         text = TextOptions(lowercase=bool(facts["lowercase"]), tokenise=str(facts["tokenise"]))
         return Origin(Path(facts["folder"]), text, float(facts["unknown_share"]))
     except FileNotFoundError:

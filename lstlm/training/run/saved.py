@@ -1,6 +1,5 @@
 """A run on disk: describing one, and loading what was trained in it."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from lstlm.data import Corpus, Vocabulary
 from lstlm.data.tokenise import TextOptions
 from lstlm.errors import CheckpointError, ConfigError
 from lstlm.nn.network import Network
+from lstlm.sealed import read_document, sha256_of
 from lstlm.training.run.checkpoint import (
     MANIFEST,
     Checkpoint,
@@ -23,7 +23,7 @@ from lstlm.training.run.checkpoint import (
     step_folders,
     understood,
 )
-from lstlm.training.run.files import replacing, sha256_of, write_atomic, write_json
+from lstlm.training.run.files import replacing, write_atomic, write_json
 from lstlm.training.run.folders import CHECKPOINTS
 from lstlm.training.run.origin import read_origin, write_origin
 from lstlm.training.run.shards import load_network
@@ -102,5 +102,4 @@ def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedR
 
 def read_status(folder: Path) -> dict[str, Any]:
     """Return status.json of a run."""
-    value: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    return value
+    return read_document(folder / "status.json")
