@@ -12,14 +12,14 @@ from torch import Tensor
 
 from lstlm.distributed.ranks import Ranks
 from lstlm.errors import ConfigError
+from lstlm.protocol.scan import parts
 from lstlm.spherical.stabilise.history import History
+from lstlm.spherical.state import BLOCK_ROWS
 
 STATES = ("output.state.", "output.tail.state.")
 """Where a network keeps the state of a factored layer: as its output, or as the tail of a shortlist."""
 ROW_TENSORS = ("embedding.weight", *(state + name for state in STATES for name in ("V", "W", "history.stamp")))
 """Tensors of a network that have one row a word; all others are the same on every rank."""
-
-_BLOCK = 4096
 
 
 def rows_of_rank(total: int, rank: int, world: int) -> int:
@@ -81,8 +81,7 @@ def _settle(
     past = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     history = History(len(V), V.shape[1], V, segments=len(past["X"]) - 1, repairs=past["X"].shape[1])
     history.load_state_dict({**past, "stamp": stamp})
-    for start in range(0, len(V), _BLOCK):
-        block = slice(start, min(start + _BLOCK, len(V)))
+    for block in parts(len(V), BLOCK_ROWS):
         V[block] = history.bring_forward(V[block].clone(), block)
     for key, value in like.items():
         if key.startswith(prefix):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
-from lstlm.protocol.scan import Block
+from lstlm.protocol.scan import Block, parts
 
-_BLOCK = 2048  # rows drawn, or scanned, at once: the scores of 1000 examples stay near the cache
+_DRAWN = 2048  # rows at once; another number would draw other weights from the same seed
 _SMALLEST_SCALE = 2.0**-10
 OPTIMISERS = ("sgd", "adagrad")
 
@@ -104,9 +104,8 @@ class ScaledRows(nn.Module):
         return torch.addmm(self.bias[rows], h, self.matrix[rows].T, beta=scale, alpha=scale)
 
     def score_blocks(self, h: Tensor) -> Iterator[Block]:
-        """Scan the whole vocabulary by at most 2048 rows: O(D·m·hidden), memory free of D."""
-        for start in range(0, len(self.matrix), _BLOCK):
-            rows = slice(start, min(start + _BLOCK, len(self.matrix)))
+        """Scan the whole vocabulary block by block: O(D·m·hidden), memory free of D."""
+        for rows in parts(len(self.matrix)):
             yield torch.arange(rows.start, rows.stop, device=h.device), partial(self.scores, h, rows)
 
     def log_normaliser(self, h: Tensor) -> Tensor:
@@ -192,8 +191,8 @@ def uniform_rows(
     limit = (0.1 / hidden**0.5 if scale is None else scale) * 3.0**0.5
     kept = range(rows) if kept is None else kept
     matrix = torch.empty(len(kept), hidden, dtype=like.dtype, device=like.device)
-    for start in range(0, rows, _BLOCK):
-        block = matrix.new_empty(min(_BLOCK, rows - start), hidden).uniform_(-limit, limit, generator=generator)
+    for start in range(0, rows, _DRAWN):
+        block = matrix.new_empty(min(_DRAWN, rows - start), hidden).uniform_(-limit, limit, generator=generator)
         skip = (kept.start - start) % kept.step
         mine = block[skip :: kept.step]
         place = (start + skip) // kept.step

@@ -11,8 +11,16 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+SCAN_ROWS = 2048  # rows of W that are scored at a time: the scores of 1000 examples stay near the cache
+
 Block = tuple[Tensor, Callable[[], Tensor]]
 Scan = Callable[[], Iterable[Block]]
+
+
+def parts(rows: int, most: int | None = None) -> list[slice]:
+    """Cover `rows` rows by slices of at most `most`, of SCAN_ROWS where None."""
+    most = SCAN_ROWS if most is None else most
+    return [slice(start, min(start + most, rows)) for start in range(0, rows, most)]
 
 
 def top_of(scan: Scan, k: int) -> tuple[Tensor, Tensor]:

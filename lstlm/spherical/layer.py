@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.choice import Impl
+from lstlm.kernels.targets import Targets
 from lstlm.protocol.arguments import checked_ids
 from lstlm.registry import STABILISERS, load
 from lstlm.spherical.head import SphericalHead
@@ -18,6 +19,7 @@ from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.stabilise import Stabiliser
 from lstlm.spherical.state import BLOCK_ROWS, DEFAULT_SIZES, FactoredState, Sizes
+from lstlm.spherical.steps import Step, begin
 from lstlm.spherical.steps.dense import DenseState
 
 
@@ -91,6 +93,9 @@ class SphericalOutput(SphericalHead):
 
     def _new_state(self, W: Tensor, p: Tensor | None, **settings: Any) -> FactoredState:
         return FactoredState(W, p, **settings)
+
+    def _new_step(self, h: Tensor, targets: Targets) -> Step:
+        return begin(self.state, h, targets)
 
     def _after_update(self, shrink: Shrink) -> None:
         start = time.perf_counter()
@@ -199,6 +204,9 @@ class DenseSphericalOutput(SphericalHead):
         p = _root_of(prior, self)
         W = _initial_weight(self, init_scale, p, dtype, device, generator)
         self.state = DenseState(W, p, blocked=blocked)
+
+    def _new_step(self, h: Tensor, targets: Targets) -> Step:
+        return self.state.begin(h, targets)
 
 
 def _initial_weight(

@@ -14,14 +14,12 @@ from lstlm.errors import ConfigError
 from lstlm.kernels.targets import Targets
 from lstlm.protocol.arguments import without_autocast
 from lstlm.protocol.output_layer import OutputLayer
-from lstlm.protocol.scan import Scan
+from lstlm.protocol.scan import Scan, parts
 from lstlm.spherical.losses import SphericalLoss, ZLoss
 from lstlm.spherical.state import FactoredState
-from lstlm.spherical.steps import Step, begin
+from lstlm.spherical.steps import Step
 from lstlm.spherical.steps.common import with_bias
 from lstlm.spherical.steps.dense import DenseState
-
-TOPK_ROWS = 2048  # rows of W that topk and rank_of read at a time: scores of 1000 examples stay near the cache
 
 
 class SphericalReader(OutputLayer):
@@ -60,8 +58,8 @@ class SphericalReader(OutputLayer):
 
     # ---- a minibatch ---------------------------------------------------------------------------------------------
     def _new_step(self, h: Tensor, targets: Targets) -> Step:
-        state = self.state
-        return begin(state, h, targets) if isinstance(state, FactoredState) else state.begin(h, targets)
+        """Return a step of the kind that suits the weights and the size of the minibatch."""
+        raise NotImplementedError
 
     def _begin(self, h: Tensor, targets: Targets) -> Step:
         """Return a step for h (m,hidden) and its targets, with its outputs."""
@@ -92,7 +90,7 @@ class SphericalReader(OutputLayer):
         return scores if p is None else scores + 2 * p.log()
 
     def _scan(self, h: Tensor) -> Scan:
-        """Return a scan over the rows kept here, a block of TOPK_ROWS at a time."""
+        """Return a scan over the rows kept here, block by block."""
         none = torch.zeros(len(h), dtype=torch.int64, device=h.device)
         step = self._begin(h, Targets(none, none.double(), len(h), impl=self.impl))
         H, q, s = with_bias(h.detach(), self.state.d), step.q.to(h.dtype), step.s.to(h.dtype)
@@ -101,9 +99,8 @@ class SphericalReader(OutputLayer):
         def scores(rows: slice) -> Tensor:
             return self._score(q, s, H @ self.state.weight_rows(rows).T, rows)
 
-        parts = [slice(start, min(start + TOPK_ROWS, stored)) for start in range(0, stored, TOPK_ROWS)]
         everything = torch.arange(stored, device=h.device) * every + kept
-        return lambda: ((everything[rows], partial(scores, rows)) for rows in parts)
+        return lambda: ((everything[rows], partial(scores, rows)) for rows in parts(stored))
 
     @torch.no_grad()
     def weight_norm(self) -> float:

@@ -7,7 +7,7 @@ size d; here are the D rows of V.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from lstlm.kernels.choice import Impl
 from lstlm.kernels.ops import add_bags, gemm, read_rows, write_rows
 from lstlm.kernels.targets import Targets
+from lstlm.protocol.scan import parts
 from lstlm.spherical.stabilise.history import History
 from lstlm.spherical.table import Table
 
@@ -139,10 +140,9 @@ class FactoredState(Table):
         """Return the entries of p (D,) that belong to rows: outputs by id, or a slice of the rows kept here."""
         return p[ids]
 
-    def blocks(self) -> Iterator[slice]:
+    def blocks(self) -> list[slice]:
         """Cover the rows kept here in slices of at most BLOCK_ROWS."""
-        for start in range(0, self.stored_rows, BLOCK_ROWS):
-            yield slice(start, min(start + BLOCK_ROWS, self.stored_rows))
+        return parts(self.stored_rows, BLOCK_ROWS)
 
     def map_rows(self, change: Callable[[slice, Tensor], Tensor]) -> None:
         """V ← change(rows) block by block, rows given in the current frame; ends with an empty history."""

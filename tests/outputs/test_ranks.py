@@ -47,8 +47,7 @@ def dense_ranks(dense: Dense, normalised: bool, h: Tensor, ids: Tensor) -> Tenso
 
 @pytest.fixture(params=[7, 16384], ids=["several blocks", "one block"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.outputs.rows._BLOCK", request.param)
-    monkeypatch.setattr("lstlm.spherical.reading.TOPK_ROWS", request.param)
+    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", request.param)
 
 
 @pytest.mark.usefixtures("blocks")
@@ -99,8 +98,7 @@ def test_ranks_among_two_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("naive")])  # whose ‖o‖² needs it
 def test_ranks_hold_no_table_of_all_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.outputs.rows._BLOCK", 8)
-    monkeypatch.setattr("lstlm.spherical.reading.TOPK_ROWS", 8)
+    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", 8)
     layer = make(name)
     h, ids, _ = batch(9, 100)
     with Largest() as largest:

@@ -51,7 +51,7 @@ def test_blocks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         return [losses.detach(), layer.weight(), layer.log_prob(h, torch.arange(9)), *layer.topk(h, 20)]
 
     whole = answers()
-    monkeypatch.setattr(rows, "_BLOCK", 7)
+    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", 7)
     for a, b in zip(whole, answers(), strict=True):
         torch.testing.assert_close(a, b)
 

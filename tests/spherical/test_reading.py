@@ -50,7 +50,7 @@ def test_log_prob_is_normalised_and_exact(loss: str, kind: type) -> None:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("k", [1, 7, D])
 def test_topk(loss: str, kind: type, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.spherical.reading.TOPK_ROWS", 10)  # several blocks
+    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", 10)  # several blocks
     layer, dense = trained(loss, kind)
     H = make_batch(99, D, d, 5).H
     scores = H @ dense.W.T

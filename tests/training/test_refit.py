@@ -44,14 +44,13 @@ def matrix(n: int = 30, columns: int = 44, seed: int = 0) -> tuple[torch.Tensor,
     return torch.tensor(full.astype(np.float32)).double(), rows
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.training.loop.refit._BLOCK", 100)
+def small(rows: SparseRows) -> TargetRows:
+    return TargetRows(rows, torch.float64, torch.device("cpu"), block=100)
 
 
 def test_products_are_those_of_the_dense_matrix() -> None:
     Y, rows = matrix()
-    targets = TargetRows(rows, torch.float64, torch.device("cpu"))
+    targets = small(rows)
     W, H = torch.randn(44, 6).double(), torch.randn(30, 6).double()
     torch.testing.assert_close(targets.times(W), Y @ W)
     torch.testing.assert_close(targets.transposed_times(H), Y.T @ H)
@@ -62,7 +61,7 @@ def test_products_are_those_of_the_dense_matrix() -> None:
 def test_a_refit_is_where_autograd_finds_no_slope(ridge: float) -> None:
     Y, rows = matrix()
     H = torch.randn(30, 6).double()
-    W = solve_gram(TargetRows(rows, torch.float64, torch.device("cpu")).transposed_times(H), H, ridge).requires_grad_()
+    W = solve_gram(small(rows).transposed_times(H), H, ridge).requires_grad_()
     penalty = max(ridge, 1e-7) * H.square().sum(0).mean()
     ((Y - H @ W.T).square().sum() + penalty * W.square().sum()).backward()
     assert W.grad is not None and float(W.grad.abs().max()) < 1e-8
@@ -70,7 +69,7 @@ def test_a_refit_is_where_autograd_finds_no_slope(ridge: float) -> None:
 
 def test_passes_reach_the_truncated_svd() -> None:
     Y, rows = matrix()
-    targets = TargetRows(rows, torch.float64, torch.device("cpu"))
+    targets = small(rows)
     H = torch.randn(30, 5, generator=torch.Generator().manual_seed(1)).double()
     losses = []
     for _ in range(60):
@@ -98,7 +97,7 @@ def test_more_directions_than_the_scores_have_are_an_error_with_advice() -> None
     with pytest.raises(NumericsError, match="fewer independent directions than model.embedding, 5: about 3; lower"):
         principal_axes(torch.eye(5).double(), rounded, 0.3)
     _, rows = matrix()
-    targets = TargetRows(rows, torch.float32, torch.device("cpu"))
+    targets = TargetRows(rows, torch.float32, torch.device("cpu"), block=100)
     with pytest.raises(NumericsError, match="the pass is not finite"):
         refit(targets, torch.full((30, 4), float("nan")), 0.0, 0.25)
 

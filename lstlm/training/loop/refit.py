@@ -21,16 +21,16 @@ from torch import Tensor
 from lstlm.data.cooccurrence import SparseRows
 from lstlm.errors import NumericsError
 
-_BLOCK = 1 << 22  # entries multiplied at a time: 32 MiB of the mapped file
-
 
 class TargetRows:
     """Y (D, outputs), sparse, by blocks of its rows as they are mapped from disk."""
 
-    def __init__(self, rows: SparseRows, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rows: SparseRows, dtype: torch.dtype, device: torch.device, block: int = 1 << 22) -> None:
+        """Multiply `block` entries at a time: 32 MiB of the mapped file."""
         self.shape = (len(rows), rows.columns)
-        self._rows, self._dtype, self._device = rows, dtype, device
-        self.norm2 = float(sum(float(block.values.astype("f8") @ block.values) for _, _, block in rows.blocks(_BLOCK)))
+        self._rows, self._dtype, self._device, self._entries = rows, dtype, device, block
+        squares = (float(part.values.astype("f8") @ part.values) for _, _, part in rows.blocks(block))
+        self.norm2 = sum(squares)
 
     def _block(self, block: SparseRows) -> Tensor:
         starts = torch.tensor(block.starts.astype("i4"), device=self._device)
@@ -42,12 +42,12 @@ class TargetRows:
 
     def times(self, W: Tensor) -> Tensor:
         """Return Y W (D,d) for W (outputs,d)."""
-        return torch.cat([self._block(block) @ W for _, _, block in self._rows.blocks(_BLOCK)])
+        return torch.cat([self._block(block) @ W for _, _, block in self._rows.blocks(self._entries)])
 
     def transposed_times(self, H: Tensor) -> Tensor:
         """Return Yᵀ H (outputs,d) for H (D,d)."""
         total = H.new_zeros(self.shape[1], H.shape[1])
-        for first, last, block in self._rows.blocks(_BLOCK):
+        for first, last, block in self._rows.blocks(self._entries):
             total += self._block(block).t() @ H[first:last]
         return total
 
