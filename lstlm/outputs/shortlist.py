@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError
+from lstlm.kernels.ops import RowValues, add_rows
 from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
@@ -286,11 +287,17 @@ class _ShortlistStep(RecordedStep):
         gradient = self.top.backward()
         if not self.route.any:
             return self.top.losses, gradient
-        # the examples are columns in memory, of h as of the gradient: so they are read and added to without strides
-        given = self.h.T.index_select(1, self.pairs).T, self.tail_ids, self.tail_t * upstream[self.pairs]
+        h, columns = self.h, self.h.stride(0) == 1  # whether examples are columns in memory, of h as of the gradient
+        tail_h = h.T.index_select(1, self.pairs).T if columns else h.index_select(0, self.pairs)
+        given = tail_h, self.tail_ids, self.tail_t * upstream[self.pairs]
         h, ids, weight = (self.route.rows(x) for x in given)
         losses, tail = self.layer.tail.value_and_grad(h, ids, None, weight)
-        return self._total(losses), gradient.T.index_add_(1, self.pairs, self.route.home(tail).T).T
+        tail = self.route.home(tail)
+        if columns:
+            gradient.T.index_add_(1, self.pairs, tail.T)
+        else:
+            add_rows(gradient, RowValues(self.pairs, tail))
+        return self._total(losses), gradient
 
     def _total(self, tail_losses: Tensor) -> Tensor:
         return self.top.losses.index_add(0, self.pairs, self.tail_t * self.route.home(tail_losses))

@@ -35,10 +35,11 @@ class SoftmaxProduct:
         self.losses = cross_entropy(self.G, ids, t, bias, scale, upstream)  # G = ∂/∂scores from now on
 
     def backward(self, upstream: Tensor | None = None) -> Tensor:
-        """Return ∂/∂h (m,hidden), examples as columns in memory, which is how hidden layers take it."""
+        """Return ∂/∂h (m,hidden), examples as columns in memory where h has them so, as hidden layers do."""
         if upstream is not None:
             self.G.mul_(upstream[:, None])
-        return gemm(self.rows.matrix[self.part].T, self.G.T, alpha=float(self.rows.scale)).T
+        W, scale = self.rows.matrix[self.part], float(self.rows.scale)
+        return gemm(W.T, self.G.T, alpha=scale).T if self.h.stride(0) == 1 else gemm(self.G, W, alpha=scale)
 
     def apply(self, lr: float, keep: float = 1.0) -> None:
         """W ← keep·W − lr·Gᵀh on these rows alone; b alike.  (keep is for a layer that owns all of its rows here.)"""

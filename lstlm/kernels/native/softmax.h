@@ -7,16 +7,21 @@ struct Aims {
     int64_t K;
 };
 
+/* LANES numbers at once: of a plain loop over them the compiler makes no vectors where it looks for the largest. */
+typedef Real Lanes __attribute__((vector_size(LANES * sizeof(Real)), aligned(sizeof(Real))));
+
 /* x (n,) ← x + scale · bias; returns the largest of them. */
 PART Real add_bias(Real *x, int64_t n, const Real *bias, Real scale)
 {
-    Real lanes[LANES], high = bias ? x[0] + scale * bias[0] : x[0];
     int64_t j = 0;
     if (bias)
         for (; j < n; j++) x[j] += scale * bias[j];
-    for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] = high;
-    for (j = 0; j + LANES <= n; j += LANES)
-        for (int64_t lane = 0; lane < LANES; lane++) lanes[lane] = x[j + lane] > lanes[lane] ? x[j + lane] : lanes[lane];
+    Lanes lanes = x[0] - Lanes{};
+    for (j = 0; j + LANES <= n; j += LANES) {
+        const Lanes now = *(const Lanes *)(x + j);
+        lanes = now > lanes ? now : lanes;
+    }
+    Real high = x[0];
     for (; j < n; j++) high = x[j] > high ? x[j] : high;
     for (int64_t lane = 0; lane < LANES; lane++) high = lanes[lane] > high ? lanes[lane] : high;
     return high;
