@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 from lstlm.distributed.ranks import Ranks, even_parts
 from lstlm.distributed.spherical import ShardedOutput
 from lstlm.outputs.rows import RowGradient
-from lstlm.outputs.shortlist import Route, ShortlistOutput
+from lstlm.outputs.shortlist import ShortlistOutput
+from lstlm.outputs.shortlist_step import Route
 from lstlm.protocol.scan import Scan
 
 
