@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import cross_entropy, log_softmax, pad
 
 from lstlm.bench.methods import Method, learning_rate, make_layer, make_runner
 from lstlm.bench.verification import relative
@@ -165,7 +165,7 @@ class ShortlistOracle(Oracle):
 
     def __init__(self, layer: Any) -> None:
         self.k, self.order, self.tail_rate = layer.shortlist, layer.word_of_rank, layer.tail_rate
-        self.root = layer.tail.state.p.double()
+        self.root, self.tail_part = layer.tail.state.p.double(), layer.tail_part
         tail = [layer.tail.weight(), layer.tail.bias_vector()]
         super().__init__([layer.head.weight(), layer.head.bias_vector(), *tail])
         self.squares = torch.zeros(self.k + 1, dtype=torch.float64)
@@ -173,7 +173,7 @@ class ShortlistOracle(Oracle):
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
         S, s, W, b = self.parts
         top = log_softmax(h @ S.T + s, 1)
-        o = (h @ W.T + b) / self.root
+        o = (self.tail_part(h) @ W.T + b) / self.root
         t = self.root.square() * (1 + o + o.square() / 2)
         columns = torch.cat([top[:, : self.k], top[:, self.k :] + (t / t.sum(1, keepdim=True)).log()], 1)
         return -columns.gather(1, self.order.argsort()[ids][:, None])[:, 0]
@@ -190,7 +190,8 @@ class ShortlistOracle(Oracle):
 
     def weight(self) -> Tensor:
         S, _, W, _ = (part.detach() for part in self.parts)
-        return torch.cat([S[: self.k], W / self.root[:, None]])[self.order.argsort()]
+        W = pad(W / self.root[:, None], (0, S.shape[1] - W.shape[1]))
+        return torch.cat([S[: self.k], W])[self.order.argsort()]
 
 
 def make_oracle(method: Method, layer: Any) -> Oracle:

@@ -43,7 +43,7 @@ Example:
 @click.option("--batch-size", "batch_sizes", type=common.Counts(), default="128", show_default=True,
               help="Examples a step, m; several with commas.")  # fmt: skip
 @click.option("--candidates", type=common.Counts(), help="Candidates of sampled, with commas.  [8192]")
-@click.option("--shortlist", type=common.Counts(), help="Words of the softmax of shortlist, with commas.  [500]")
+@click.option("--shortlist", type=common.Counts(), help="Words of the softmax of shortlist, with commas.  [250]")
 @click.option("--targets", type=click.IntRange(1), default=1, show_default=True,
               help="Targets an example, K, of value 1/K each; above 1 for factored and naive alone.")  # fmt: skip
 @common.names_option("--methods", "naive-blocked, log_prob, " + ", ".join(OUTPUTS.names()))

@@ -111,8 +111,11 @@ class OutputConfig:
         at_least=0,
         at_most=1,
     )
-    shortlist: int = option(500, "shortlist: words of the softmax; the others are its factored tail", at_least=1)
+    shortlist: int = option(250, "shortlist: words of the softmax; the others are its factored tail", at_least=1)
     tail_rate: float = option(0.04, "shortlist: learning rate of the tail, as a share of optim.output_lr", above=0)
+    tail_inputs: int = option(
+        128, "shortlist: inputs of the tail, the first of the layer's; fewer cost less, and learn faster", at_least=1
+    )
     ridge: float = option(0.0, "cooccurrence: L2 penalty of a refit, as a share of the mean square", at_least=0)
 
 

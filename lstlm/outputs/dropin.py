@@ -45,13 +45,14 @@ class ShortlistSoftmax(nn.Module):
         n_classes: int,
         *,
         counts: Tensor | None = None,
-        shortlist: int = 500,
+        shortlist: int = 250,
         ignore_index: int = -100,
         **settings: Any,
     ) -> None:
         """Make a head for `n_classes`, the most frequent first unless `counts` (n_classes,) says otherwise.
 
-        The other keywords are those of `ShortlistOutput`: loss, prior_power, tail_rate, bias, dtype, device, generator.
+        The other keywords are those of `ShortlistOutput`: loss, prior_power, tail_rate, tail_inputs, bias, dtype,
+        device, generator.
         """
         super().__init__()
         if counts is None:
@@ -113,4 +114,5 @@ class ShortlistSoftmax(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes and the loss."""
         layer = self.layer
-        return f"{self.in_features}, {self.n_classes}, shortlist={layer.shortlist}, loss={layer.tail.loss!r}"
+        sizes = f"{self.in_features}, {self.n_classes}, shortlist={layer.shortlist}, tail_inputs={layer.tail_inputs}"
+        return f"{sizes}, loss={layer.tail.loss!r}"

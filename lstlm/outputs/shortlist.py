@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from lstlm.config import OutputConfig
 
 TAIL_RATE = 0.04
+TAIL_INPUTS = 128
 
 
 class ShortlistOutput(RecordedOutput):
@@ -31,11 +33,12 @@ class ShortlistOutput(RecordedOutput):
         p(c | h) = softmax_c(W_s h + b_s)                          for the k words of the short list
         p(c | h) = softmax_rest(W_s h + b_s) · ρ_c t(õ_c) / Z(h)   for the others,   Z(h) = Σ ρ_c t(õ_c)
 
-    with t of the spherical family, 1 + õ + õ²/2 by default, and the tempered prior ρ ∝ count^prior_power. Exactly
-    normalised; a log-probability costs O(k·hidden + hidden²), a step 3·m·k·hidden and a factored step of the examples
-    whose target is in the tail: neither depends on the number of words. The k + 1 rows of the short list learn by
-    row-wise Adagrad (or SGD). The tail learns by exact SGD at `tail_rate` times the rate of the short list; there
-    prior × rate = const, that is a word's own rate is proportional to count^−prior_power: see `SphericalOutput`.
+    with t of the spherical family, 1 + õ + õ²/2 by default, and the tempered prior ρ ∝ count^prior_power. õ = W̃ h' + b̃
+    reads h', the first `tail_inputs` units of h: what is to be known of rare words finds room there, and learns faster.
+    Exactly normalised; a log-probability costs O(k·hidden + tail_inputs²), a step 3·m·k·hidden and a factored step of
+    the examples whose target is in the tail: neither depends on the number of words. The k + 1 rows of the short list
+    learn by row-wise Adagrad (or SGD). The tail learns by exact SGD at `tail_rate` times the rate of the short list;
+    there prior × rate = const, that is a word's own rate is proportional to count^−prior_power: see `SphericalOutput`.
 
     counts (D,) give the order. `make_tail` makes the factored layer.
     """
@@ -48,10 +51,11 @@ class ShortlistOutput(RecordedOutput):
         hidden: int,
         counts: Tensor,
         *,
-        shortlist: int = 500,
+        shortlist: int = 250,
         loss: SphericalLoss | None = None,
         prior_power: float = 0.5,
         tail_rate: float = TAIL_RATE,
+        tail_inputs: int = TAIL_INPUTS,
         make_tail: Callable[..., SphericalOutput] = SphericalOutput,
         tail_settings: dict[str, Any] | None = None,
         **making: Any,
@@ -62,17 +66,25 @@ class ShortlistOutput(RecordedOutput):
         super().__init__(hidden, vocab)
         if shortlist < 1:
             raise ConfigError(f"output.shortlist is {shortlist}: at least 1 is needed")
+        if tail_inputs < 1:
+            raise ConfigError(f"output.tail_inputs is {tail_inputs}: at least 1 is needed")
         if vocab < 4:
             raise ConfigError(f"output.kind shortlist: {vocab} words are too few for a list and a tail; use softmax")
         self.shortlist = min(shortlist, vocab - 2)  # the factored layer has at least two words
-        self.tail_rate = tail_rate
+        self.tail_rate, self.tail_inputs = tail_rate, min(tail_inputs, hidden)
         self.head = make.rows(self.shortlist + 1, hidden)  # the last row is "the rest"
         order = counts.argsort(descending=True, stable=True).cpu()
         where = self.head.matrix.device
         self.register_buffer("word_of_rank", order.to(where))
         self.register_buffer("rank", order.argsort().to(where))
         self._make_tail = partial(
-            make_tail, hidden, loss=loss, bias=make.bias, dtype=make.dtype, device=make.device, **(tail_settings or {})
+            make_tail,
+            self.tail_inputs,
+            loss=loss,
+            bias=make.bias,
+            dtype=make.dtype,
+            device=make.device,
+            **(tail_settings or {}),
         )
         self._prior_power = prior_power
         self.tail = self._make_tail(
@@ -89,6 +101,10 @@ class ShortlistOutput(RecordedOutput):
     @property
     def like(self) -> Tensor:
         return self.head.matrix
+
+    def tail_part(self, x: Tensor) -> Tensor:
+        """Return what the tail reads of h, or a gradient to it: the first columns, no copy.  x (m,hidden)."""
+        return x[:, : self.tail_inputs]
 
     # ---- learning ------------------------------------------------------------------------------------------------
     def _losses(self, h: Tensor, ids: Tensor, t: Tensor) -> tuple[Tensor, RecordedStep]:
@@ -149,7 +165,8 @@ class ShortlistOutput(RecordedOutput):
         listed = rank < self.shortlist
         if not bool(listed.any()) or len(counts) - int(listed.sum()) < 2:
             raise ConfigError("resize: at least one word of the list and two of the tail must stay")
-        where, vectors = self.rank.device, torch.cat([self.weight(), self.bias_vector()[:, None]], 1)[keep]
+        where, vectors = self.rank.device, self.tail_part(self.weight())
+        vectors = torch.cat([vectors, self.bias_vector()[:, None]], 1)[keep]
         words = torch.arange(len(counts))
         tail = torch.cat([words[: len(keep)][~listed], words[len(keep) :]])
         order = torch.cat([words[: len(keep)][listed][rank[listed].argsort()], tail])
@@ -162,7 +179,7 @@ class ShortlistOutput(RecordedOutput):
         self.word_of_rank, self.rank = order.to(where), order.argsort().to(where)
         self.tail = self._make_tail(len(tail), prior=prior, init_scale=0.0)
         W *= (prior / prior.sum()).sqrt()[:, None].to(W)
-        self.tail.set_weight(W if self.tail.has_bias else W[:, : self.hidden])
+        self.tail.set_weight(W if self.tail.has_bias else self.tail_part(W))
 
     def restore(self) -> bool:
         """Fold the factors of the tail into plain weights. O(D·hidden²)."""
@@ -180,13 +197,15 @@ class ShortlistOutput(RecordedOutput):
         found = top.gather(1, rank.clamp(max=self.shortlist))
         if len(pairs := (rank >= self.shortlist).nonzero()):
             example, column = pairs.T
-            found[example, column] += self.tail.log_prob(h[example], rank[example, column] - self.shortlist)
+            found[example, column] += self.tail.log_prob(
+                self.tail_part(h)[example], rank[example, column] - self.shortlist
+            )
         return found.view(ids.shape)
 
     def _scan(self, h: Tensor) -> Scan:
         """Log-probabilities: the short list, then the tail by blocks."""
         top, k = self.head.scores(h, slice(None)).log_softmax(1), self.shortlist
-        rest, tail = top[:, k:], self.tail._scan(h)
+        rest, tail = top[:, k:], self.tail._scan(self.tail_part(h))
 
         def blocks() -> Iterator[Block]:
             yield self.word_of_rank[:k], lambda: top[:, :k]
@@ -205,8 +224,8 @@ class ShortlistOutput(RecordedOutput):
 
     @torch.no_grad()
     def weight(self) -> Tensor:
-        """Return the word vectors (D,hidden) in word order: rows of the softmax, and õ's of the tail."""
-        return self._joined(self.head.weight(), self.tail.weight())
+        """Return the word vectors (D,hidden) in word order: rows of the softmax, and õ's of the tail, filled with 0."""
+        return self._joined(self.head.weight(), pad(self.tail.weight(), (0, self.hidden - self.tail_inputs)))
 
     @torch.no_grad()
     def bias_vector(self) -> Tensor:
@@ -250,6 +269,7 @@ def shortlist(
         loss=loss_of(config),
         prior_power=config.prior_power,
         tail_rate=config.tail_rate,
+        tail_inputs=config.tail_inputs,
         tail_settings=settings,
         **making,
     )

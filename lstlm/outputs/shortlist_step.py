@@ -51,7 +51,7 @@ class ShortlistStep(RecordedStep):
         if not self.route.any:
             return self.top.losses
         with torch.enable_grad():
-            self.tail_h = self.route.rows(self.h[self.pairs]).requires_grad_()
+            self.tail_h = self.route.rows(self.layer.tail_part(self.h)[self.pairs]).requires_grad_()
             self.tail_losses = self.layer.tail(self.tail_h, self.route.rows(self.tail_ids))
         return self._total(self.tail_losses.detach())
 
@@ -60,7 +60,7 @@ class ShortlistStep(RecordedStep):
         if self.tail_losses is not None:
             weight = self.route.rows(self.tail_t * upstream[self.pairs])
             (tail,) = torch.autograd.grad(self.tail_losses, self.tail_h, weight)
-            gradient.index_add_(0, self.pairs, self.route.home(tail))
+            self.layer.tail_part(gradient).index_add_(0, self.pairs, self.route.home(tail))
         return gradient
 
     def at_once(self, upstream: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,16 +68,17 @@ class ShortlistStep(RecordedStep):
         gradient = self.top.backward()
         if not self.route.any:
             return self.top.losses, gradient
-        h, columns = self.h, self.h.stride(0) == 1  # whether examples are columns in memory, of h as of the gradient
+        h, into = self.layer.tail_part(self.h), self.layer.tail_part(gradient)
+        columns = h.stride(0) == 1  # whether examples are columns in memory, of h as of the gradient
         tail_h = h.T.index_select(1, self.pairs).T if columns else h.index_select(0, self.pairs)
         given = tail_h, self.tail_ids, self.tail_t * upstream[self.pairs]
         h, ids, weight = (self.route.rows(x) for x in given)
         losses, tail = self.layer.tail.value_and_grad(h, ids, None, weight)
         tail = self.route.home(tail)
         if columns:
-            gradient.T.index_add_(1, self.pairs, tail.T)
+            into.T.index_add_(1, self.pairs, tail.T)
         else:
-            add_rows(gradient, RowValues(self.pairs, tail))
+            add_rows(into, RowValues(self.pairs, tail))
         return self._total(losses), gradient
 
     def _total(self, tail_losses: Tensor) -> Tensor:

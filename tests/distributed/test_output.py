@@ -217,7 +217,7 @@ def learn_list(head: Any, m: int, part: slice, size: int) -> dict[str, Tensor]:
 
 
 def list_settings(optimiser: str, size: int) -> dict[str, Any]:
-    return {**settings(), "shortlist": size, "tail_rate": 0.5, "optimiser": optimiser}
+    return {**settings(), "shortlist": size, "tail_rate": 0.5, "tail_inputs": HIDDEN - 1, "optimiser": optimiser}
 
 
 def sharded_list(ranks: Ranks, m: int, optimiser: str, size: int) -> Any:

@@ -151,7 +151,7 @@ class DenseShortlist(Dense):
 
     def __init__(self, layer: nn.Module, loss: str, config: OutputConfig, counts: Tensor) -> None:
         super().__init__(layer)
-        self.loss, self.epsilon, self.k = loss, config.epsilon, config.shortlist
+        self.loss, self.epsilon, self.k, self.inputs = loss, config.epsilon, config.shortlist, config.tail_inputs
         self.order = counts.argsort(descending=True, stable=True)
         prior = (counts[self.order[self.k :]].double() + 1.0) ** config.prior_power
         self.prior = prior / prior.sum()
@@ -160,14 +160,14 @@ class DenseShortlist(Dense):
     def layer_weights(self) -> dict[str, Tensor]:
         """The rows of the short list as they are stored; those of the tail from the words' vectors."""
         words = self.order[self.k :]
-        W, b = self.layer.weight()[words], self.layer.bias_vector()[words]
+        W, b = self.layer.weight()[words, : self.inputs], self.layer.bias_vector()[words]
         root = self.prior.sqrt()
         head = self.layer.head
         return {"S": head.weight(), "s": head.bias_vector(), "W": root[:, None] * W, "b": root * b}
 
     def log_probs(self, h: Tensor) -> Tensor:
         top = (h @ self.leaves["S"].T + self.leaves["s"]).log_softmax(1)
-        o = (h @ self.leaves["W"].T + self.leaves["b"]) / self.prior.sqrt()
+        o = (h[:, : self.inputs] @ self.leaves["W"].T + self.leaves["b"]) / self.prior.sqrt()
         t = self.prior * {"spherical": o**2 + self.epsilon, "taylor": 1 + o + o**2 / 2}[self.loss]
         by_rank = torch.cat([top[:, : self.k], top[:, self.k :] + (t / t.sum(1, keepdim=True)).log()], 1)
         return by_rank[:, self.order.argsort()]

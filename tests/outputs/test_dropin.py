@@ -142,7 +142,7 @@ def test_it_follows_an_optimizer_and_its_schedule() -> None:
 
 
 def test_what_it_shows_and_what_it_refuses() -> None:
-    assert "6, 40, shortlist=9, loss=TaylorSoftmax()" in repr(make())
+    assert "6, 40, shortlist=9, tail_inputs=6, loss=TaylorSoftmax()" in repr(make())
     assert "6, 40, loss=TaylorSoftmax()" in repr(spherical())
     head, (h, target) = make(), examples(3)
     assert not list(head.parameters())  # nothing for an optimizer

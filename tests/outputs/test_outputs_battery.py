@@ -41,7 +41,7 @@ def config_of(name: str, **more: object) -> OutputConfig:
     kind, _, detail = name.partition("-")
     config = OutputConfig(kind=kind, init_scale=0.3, candidates=VOCAB if detail == "all" else 12)
     if kind in ("factored", "naive", "shortlist"):
-        config = dataclasses.replace(config, loss=detail, shortlist=9, tail_rate=1.0)
+        config = dataclasses.replace(config, loss=detail, shortlist=9, tail_rate=1.0, tail_inputs=HIDDEN - 1)
     if detail == "brown":
         config = dataclasses.replace(config, clustering="brown")
     return dataclasses.replace(config, **more)
@@ -242,11 +242,11 @@ def test_update_needs_exactly_one_backward(name: str) -> None:
     layer = make(name)
     h, ids, _ = batch(2)
     with pytest.raises(LstlmError):
-        layer.update(0.1)
+        layer.update(0.05)
     layer(h, ids).mean().backward()
-    layer.update(0.1)
+    layer.update(0.05)
     with pytest.raises(LstlmError):
-        layer.update(0.1)
+        layer.update(0.05)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "sampled"])  # two forwards, two sets of candidates

@@ -16,7 +16,9 @@ HEADS = ["shortlist-taylor", "shortlist-spherical"]
 
 def small(**settings: object) -> ShortlistOutput:
     place = {"dtype": torch.float64, "generator": torch.Generator().manual_seed(5)}
-    return ShortlistOutput(HIDDEN, COUNTS, **{"shortlist": 9, "init_scale": 0.3, **place, **settings})
+    return ShortlistOutput(
+        HIDDEN, COUNTS, **{"shortlist": 9, "tail_inputs": HIDDEN - 2, "init_scale": 0.3, **place, **settings}
+    )
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -36,5 +36,6 @@ def multiply_adds(config: Config, vocab: int) -> int:
         "shortlist": output.shortlist,
     }
     width = sizes[-1]
-    square = 5 * width**2 if output.kind in ("factored", "shortlist") else 0
+    factored = {"factored": width, "shortlist": min(width, output.tail_inputs)}
+    square = 5 * factored.get(output.kind, 0) ** 2
     return hidden + batch * (square + 3 * width * rows.get(output.kind, 0))
