@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lstlm.errors import ConfigError
+from lstlm.errors import CheckpointError, ConfigError
 from lstlm.spherical import SphericalOutput
 from lstlm.spherical.stabilise.lazy import bring_next_rows
 from lstlm.spherical.state import Sizes
@@ -120,6 +120,52 @@ def test_the_events_above_do_close_segments(repairs: int) -> None:
     assert history.open > 3 * (history.segments + 1), "the ring of closed segments has not turned three times"
     assert len(history.stamp.unique()) > 2, "rows of several ages"
     run.check(0)
+
+
+def aged() -> SphericalOutput:
+    """Return a layer whose ring of closed segments has turned."""
+    run = Run("squared", repairs=3)
+    run.touch(60)
+    head = run.layer.head
+    assert head.state.history.open > head.state.history.segments
+    return head
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("stamp", slice(None), 10**6),
+        ("stamp", slice(None), -5),
+        ("stamp", 0, -1),
+        ("clock", 0, 10**6),  # segments without number to multiply by
+        ("clock", 0, 2**62),
+        ("clock", 1, 100_000),
+        ("clock", 2, -1),
+        ("reached", slice(None), 10**6),
+    ],
+)
+def test_a_history_that_does_not_fit_together_is_refused(name: str, place: int | slice, value: int) -> None:
+    head = aged()
+    state = {key: tensor.clone() for key, tensor in head.state_dict().items()}
+    head.load_state_dict(state)
+    state[f"state.history.{name}"][place] = value
+    with pytest.raises(CheckpointError, match="does not fit together"):
+        head.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["clock", "swept_at"])
+def test_a_history_may_ask_for_all_rows_but_no_more(name: str) -> None:
+    """Counters of somebody else's may be far apart; nobody waits for them to meet."""
+    head = aged()
+    history = head.state.history
+    state = {key: tensor.clone() for key, tensor in head.state_dict().items()}
+    if name == "swept_at":
+        state["state.history.swept_at"].fill_(2**62)
+    else:
+        state["state.history.clock"][0] += 10**6
+        state["state.history.reached"].fill_(history.open + 10**6)
+    head.load_state_dict(state)
+    assert max(history.rows_due(), history.rows_to_sweep()) == history.D
 
 
 def test_expected_rows_are_brought_out_of_closed_segments() -> None:

@@ -186,14 +186,15 @@ class History(nn.Module):
 
     def rows_due(self) -> int:
         """Rows to bring forward by now, so that all have been when so many segments have closed as there may be."""
-        return self.D * (self.open * self.repairs + self.count) // (self.segments * self.repairs) - self.swept
+        due = self.D * (self.open * self.repairs + self.count) // (self.segments * self.repairs) - self.swept
+        return min(self.D, due)  # more is never due, whatever a state says that was loaded
 
     def rows_to_sweep(self) -> int:
         """Rows to bring forward before the next close, so that its place in the ring is free."""
         if self.open < self.segments:
             return 0
         oldest = self.live[0] % (self.segments + 1)
-        return max(0, self.D - (self.swept - int(self.swept_at[oldest])))
+        return min(self.D, max(0, self.D - (self.swept - int(self.swept_at[oldest]))))
 
     def clear(self) -> None:
         """Forget everything: every row is in the current frame."""
@@ -220,6 +221,19 @@ class History(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         self._close_gaps()  # they may have been replaced by others
         self._sync()
-        newest = int(self.stamp.max()) if self.segments else 0
-        if not (0 <= self.count <= self.repairs and self.open >= 0 and newest <= self.now):
+        if not self._fits_together():
             raise CheckpointError("the history of the output layer does not fit together: the state is damaged")
+
+    def _fits_together(self) -> bool:
+        """Say whether counters and stamps may be of one history: reading and sweeping go as far as they say."""
+        if self.segments == 0:
+            return self.empty
+        oldest, newest = (int(stamp) for stamp in self.stamp.aminmax())
+        reached = [(segment, int(self.reached[segment % (self.segments + 1)])) for segment in self.live]
+        return (
+            0 <= self.count <= self.repairs
+            and self.open >= 0
+            and self.swept >= 0
+            and 0 <= oldest <= newest <= self.now <= torch.iinfo(torch.int32).max
+            and all(segment < beyond <= self.open for segment, beyond in reached)
+        )
