@@ -49,7 +49,7 @@ def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
     A product is written into such memory up to a third faster than into rows of 300 floats, half of which start
     in the middle of what the processor writes at once.
     """
-    return like.new_empty(rows, aligned_width(columns))[:, :columns]
+    return like.new_empty_strided((rows, columns), (aligned_width(columns), 1))
 
 
 # ---- ids and rows ----------------------------------------------------------------------------------------------------
@@ -61,7 +61,8 @@ def outside(ids: Tensor, rows: int) -> int | None:
     if not ids.is_cpu or ids.numel() == 0:
         return None
     if choice.native is not None and type(ids) is Tensor:
-        wrong = choice.native.outside(_listed(ids), rows)
+        listed = ids if ids.dtype == torch.int64 and ids.is_contiguous() else _listed(ids)
+        wrong = choice.native.outside(listed, rows)
         return None if wrong < 0 else int(ids.reshape(-1)[wrong])
     low, high = (int(extreme) for extreme in ids.aminmax())
     return low if low < 0 else high if high >= rows else None
@@ -177,7 +178,7 @@ def _listed(ids: Tensor) -> Tensor:
 
 
 def _rows(values: Tensor) -> Tensor:
-    return values.detach() if values.stride(1) == 1 else values.detach().contiguous()
+    return values if values.stride(1) == 1 else values.detach().contiguous()
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def hidden_forward(
     if code is None:
         return reference.hidden_forward(x, weights, biases, activation)
     results = [x.new_empty(A.shape[0], x.shape[0]) for A in weights]
-    code.layers_forward(x.detach(), ACTIVATIONS.index(activation), weights, biases, results, get_num_threads())
+    code.layers_forward(x, ACTIVATIONS.index(activation), weights, biases, results, get_num_threads())
     return results
 
 
@@ -242,12 +243,12 @@ def hidden_backward(
     code = native_for(impl, x) if in_one_piece(x, *weights) else None
     if code is None:
         return reference.hidden_backward(x, weights, results, dY, activation, wanted)
-    spare = x.new_empty(2, max(A.shape[0] for A in weights), x.shape[0])
+    scratch = x.new_empty(2, max(A.shape[0] for A in weights), x.shape[0])
     dx = torch.empty_like(x) if wanted else None
     dA, da = [torch.empty_like(A) for A in weights], [A.new_empty(A.shape[0]) for A in weights]
     dY = dY if dY.stride(1) == 1 else dY.contiguous()
     number, threads = ACTIVATIONS.index(activation), get_num_threads()
-    code.layers_backward(x, number, weights, results, dY, dA, da, spare[0], spare[1], dx, threads)
+    code.layers_backward(x, number, weights, results, dY, dA, da, scratch, dx, threads)
     return dx, [g for pair in zip(dA, da, strict=True) for g in pair]
 
 
@@ -255,16 +256,20 @@ def adagrad(
     parameters: list[Tensor],
     gradients: list[Tensor],
     squares: list[Tensor],
+    counts: list[Tensor],
     lr: float,
     epsilon: float,
     *,
     impl: Impl = "auto",
 ) -> None:
-    """Take a step of Adagrad for each parameter: squares += g², x −= lr · g / (√squares + epsilon)."""
+    """Take a step of Adagrad for each parameter: squares += g², x −= lr · g / (√squares + epsilon).
+
+    counts, a number in float32 each, say how many steps were taken.
+    """
     if (code := native_for(impl, parameters[0])) is None:
-        reference.adagrad(parameters, gradients, squares, lr, epsilon)
+        reference.adagrad(parameters, gradients, squares, counts, lr, epsilon)
     else:
-        code.adagrad(parameters, gradients, squares, lr, epsilon, get_num_threads())
+        code.adagrad(parameters, gradients, squares, counts, lr, epsilon, get_num_threads())
 
 
 def adam(
@@ -272,18 +277,20 @@ def adam(
     gradients: list[Tensor],
     means: list[Tensor],
     squares: list[Tensor],
-    rates: tuple[float, float, float, float, float],
+    counts: list[Tensor],
+    rates: tuple[float, float, float, float],
     *,
     impl: Impl = "auto",
 ) -> None:
-    """Take a step of Adam for each parameter, as torch.optim.Adam does; rates are t, from 1, lr, β₁, β₂ and ε.
+    """Take a step of Adam for each parameter, as torch.optim.Adam does; rates are lr, β₁, β₂ and ε.
 
-    mean ← β₁ mean + (1 − β₁) g, square ← β₂ square + (1 − β₂) g²; x −= lr · mean / (√square + ε), each over 1 − βᵗ.
+    mean ← β₁ mean + (1 − β₁) g, square ← β₂ square + (1 − β₂) g²; x −= lr · mean / (√square + ε), each over 1 − βᵗ,
+    where counts, a number in float32 each, become t, from 1.
     """
     if (code := native_for(impl, parameters[0])) is None:
-        reference.adam(parameters, gradients, means, squares, *rates)
+        reference.adam(parameters, gradients, means, squares, counts, *rates)
     else:
-        code.adam(parameters, gradients, means, squares, *rates, get_num_threads())
+        code.adam(parameters, gradients, means, squares, counts, *rates, get_num_threads())
 
 
 def in_one_piece(*tensors: Tensor) -> bool:

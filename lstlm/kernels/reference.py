@@ -146,9 +146,15 @@ def hidden_backward(
 
 
 def adagrad(
-    parameters: list[Tensor], gradients: list[Tensor], squares: list[Tensor], lr: float, epsilon: float
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    squares: list[Tensor],
+    counts: list[Tensor],
+    lr: float,
+    epsilon: float,
 ) -> None:
-    for x, g, total in zip(parameters, gradients, squares, strict=True):
+    for x, g, total, count in zip(parameters, gradients, squares, counts, strict=True):
+        count += 1
         total.addcmul_(g, g)
         x.addcdiv_(g, total.sqrt().add_(epsilon), value=-lr)
 
@@ -158,17 +164,18 @@ def adam(
     gradients: list[Tensor],
     means: list[Tensor],
     squares: list[Tensor],
-    step: float,
+    counts: list[Tensor],
     lr: float,
     beta1: float,
     beta2: float,
     epsilon: float,
 ) -> None:
-    root = (1 - beta2**step) ** 0.5
-    for x, g, mean, square in zip(parameters, gradients, means, squares, strict=True):
+    for x, g, mean, square, count in zip(parameters, gradients, means, squares, counts, strict=True):
+        count += 1
         mean.lerp_(g, 1 - beta1)
         square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        x.addcdiv_(mean, square.sqrt().div_(root).add_(epsilon), value=-lr / (1 - beta1**step))
+        root = (square / (1 - beta2 ** count.double())).sqrt_()
+        x.addcdiv_(mean / (1 - beta1 ** count.double()), root.add_(epsilon), value=-lr)
 
 
 # ---- the low-rank step -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ _GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
 class LastRead:
     """What an embedding read last: kept apart, because a module's own attributes are slow to set."""
 
-    context: Tensor | None = None
+    ids: Tensor | None = None
     rows: Tensor | None = None
 
 
@@ -41,32 +41,31 @@ class SparseEmbedding(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the combined rows of context (m,n): (m,n·size) or (m,size). In training mode a leaf of autograd."""
+        m, n = context.shape
+        each, scale = self._summed(n)
+        ids = context.reshape(-1)
+        read = read_rows(self.weight, ids, each, scale)
         if self.combine == "concat":
-            read = read_rows(self.weight, context.reshape(-1)).view(len(context), -1)
-        else:
-            n = context.shape[1]
-            read = read_rows(self.weight, context.reshape(-1), n, 1.0 if self.combine == "sum" else 1 / n)
+            read = read.view(m, -1)
         if self.training and torch.is_grad_enabled():
-            self.remember(context.clone(), read.requires_grad_())
+            self._last.ids, self._last.rows = ids.clone(), read.requires_grad_()
         return read
 
-    def remember(self, context: Tensor, rows: Tensor) -> None:
-        """Note what was read: `rows` (m,·) of context (m,n), whose `grad` will be its gradient."""
-        self._last.context, self._last.rows = context, rows
+    def _summed(self, n: int) -> tuple[int, float]:
+        """Return how many rows become one, of the n of an example, and by what their sum is multiplied."""
+        return {"concat": (1, 1.0), "sum": (n, 1.0), "mean": (n, 1 / n)}[self.combine]
 
     def gradient(self) -> RowValues:
         """Return what the last backward says about the rows read; an id may occur twice."""
-        context, rows = self._last.context, self._last.rows
-        if context is None or rows is None or rows.grad is None:
+        ids, rows = self._last.ids, self._last.rows
+        if ids is None or rows is None or rows.grad is None:
             raise ConfigError("embedding: step without a backward before it; run forward, backward, step in turn")
-        ids, gradient, n = context.reshape(-1), rows.grad, context.shape[1]
-        if self.combine == "concat":
-            return RowValues(ids, gradient.reshape(len(ids), -1))
-        return RowValues(ids, gradient, n, 1.0 if self.combine == "sum" else 1 / n)
+        each, scale = self._summed(ids.shape[0] // rows.shape[0])
+        return RowValues(ids, rows.grad.reshape(-1, self.weight.shape[1]), each, scale)
 
     def discard(self) -> None:
         """Forget the last batch."""
-        self._last.context = self._last.rows = None
+        self._last.ids = self._last.rows = None
 
     @property
     def vocab(self) -> int:
@@ -181,8 +180,6 @@ def compiled_step(optimiser: torch.optim.Optimizer) -> bool:
             if number == 0:
                 return False
             raise
-        for state in states:
-            state["step"] += 1
         increment_version(parameters)
     return True
 
@@ -192,12 +189,11 @@ _States = list[dict[str, Tensor]]
 
 
 def _adagrad(parameters: list[Tensor], gradients: list[Tensor], states: _States, group: dict[str, Any]) -> None:
-    squares = [state["sum"] for state in states]
-    ops.adagrad(parameters, gradients, squares, group["lr"], group["eps"], impl="native")
+    squares, counts = ([state[name] for state in states] for name in ("sum", "step"))
+    ops.adagrad(parameters, gradients, squares, counts, group["lr"], group["eps"], impl="native")
 
 
 def _adam(parameters: list[Tensor], gradients: list[Tensor], states: _States, group: dict[str, Any]) -> None:
-    means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-    (step,) = {float(state["step"]) for state in states}  # ValueError where they differ
+    means, squares, counts = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     (beta1, beta2), lr, epsilon = group["betas"], group["lr"], group["eps"]
-    ops.adam(parameters, gradients, means, squares, (step + 1, lr, beta1, beta2, epsilon), impl="native")
+    ops.adam(parameters, gradients, means, squares, counts, (lr, beta1, beta2, epsilon), impl="native")

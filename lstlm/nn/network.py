@@ -173,7 +173,6 @@ class Optimisers:
             if not compiled_step(self.hidden):
                 self.hidden.step()
 
-    @torch.no_grad()
     def step_embedding(self, lr_scale: float = 1.0) -> None:
         """Update the rows of the embedding table that the batch read. O(m·n·size), free of the vocabulary."""
         embedding, lr = self.network.embedding, self.config.embedding_lr * lr_scale

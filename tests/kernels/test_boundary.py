@@ -65,9 +65,9 @@ def test_numbers_and_counts_of_arguments() -> None:
     with pytest.raises(OverflowError):
         native.sum_rows(table, ids, 2**70, 1.0, out, 1)
     with pytest.raises(TypeError):
-        native.adagrad([table], (table,), [table], 0.1, 1e-10, 1)
+        native.adagrad([table], (table,), [table], [], 0.1, 1e-10, 1)
     with pytest.raises(ValueError, match="64"):
-        native.adagrad([table] * 65, [table] * 65, [table] * 65, 0.1, 1e-10, 1)
+        native.adagrad([table] * 65, [table] * 65, [table] * 65, [], 0.1, 1e-10, 1)
     with pytest.raises((BufferError, RuntimeError)):
         native.sum_rows(table.to("meta"), ids, 1, 1.0, out, 1)
 

@@ -159,7 +159,9 @@ def test_adam_native_is_adam_torch() -> None:
     results = []
     for impl in ("torch", "native"):
         x, g, mean, square = (random(3, 21).double() for _ in range(4))
-        ops.adam([x], [g], [mean], [square.abs_()], (5, 0.1, 0.9, 0.99, 1e-8), impl=impl)  # type: ignore[arg-type]
+        count = torch.tensor(4.0)
+        ops.adam([x], [g], [mean], [square.abs_()], [count], (0.1, 0.9, 0.99, 1e-8), impl=impl)  # type: ignore[arg-type]
+        assert count == 5
         results.append(torch.cat([x, mean, square]))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 

@@ -57,18 +57,18 @@ static void layers_forward(Matrix<const Real> x, int64_t activation, Several<Mat
 }
 
 /* Given x, Y, and dY (units,m) of the last layer: dA and da of every layer and, unless None, dx (m,inputs).
- * Scratch: dZ and spare (largest,m), for the largest number of units. */
+ * Scratch: twice (largest,m), for the largest number of units. */
 static void layers_backward(Matrix<const Real> x, int64_t activation, Several<Matrix<const Real>> A,
                             Several<Matrix<const Real>> Y, Matrix<const Real> dY, Several<Matrix<Real>> dA,
-                            Several<Vector<Real>> da, Matrix<Real> dZ, Matrix<Real> spare, Optional<Matrix<Real>> dx,
-                            int64_t threads)
+                            Several<Vector<Real>> da, Flat<Real> scratch, Optional<Matrix<Real>> dx, int64_t threads)
 {
-    const int64_t m = x.rows, count = A.count;
-    need(count > 0 && Y.count == count && dA.count == count && da.count == count, "as many A, Y, dA and da as layers");
+    const int64_t m = x.rows, count = A.count, half = scratch.size / 2;
+    need(count > 0 && m > 0 && Y.count == count && dA.count == count && da.count == count, "as many A, Y, dA and da as layers");
+    const Matrix<Real> dZ = {scratch.data, half / m, m, m}, spare = {scratch.data + half, half / m, m, m};
     for (int64_t l = 0, inputs = x.columns; l < count; inputs = A[l++].rows) {
         check_layer(A[l], inputs, da[l].size, Y[l].rows, Y[l].columns, m);
         need(dA[l].rows == A[l].rows && dA[l].columns == inputs, "dA like A");
-        need(dZ.rows >= A[l].rows && spare.rows >= A[l].rows && dZ.columns == m && spare.columns == m, "room for a layer");
+        need(dZ.rows >= A[l].rows, "room for a layer, twice");
     }
     need(dY.rows == A[count - 1].rows && dY.columns == m, "dY like the last Y");
     need(!dx.data || (dx.rows == m && dx.columns == x.columns), "dx like x");
@@ -96,6 +96,15 @@ template <class Pass> void share_parameters(const Several<Flat<Real>> &x, int64_
         share_pass(threads, x[i].size, 4, [&](int64_t first, int64_t last) { pass(i, first, last); });
 }
 
+/* One more step for each count. Returns the number of this one, of which they all have to know the same. */
+static double count_up(const Several<Flat<float>> &counts)
+{
+    for (int64_t i = 0; i < counts.count; i++)
+        need(counts[i].size == 1 && counts[i].data[0] == counts[0].data[0], "the same number of steps for all parameters");
+    for (int64_t i = 0; i < counts.count; i++) counts[i].data[0]++;
+    return counts.count ? counts[0].data[0] : 1;
+}
+
 template <class T> void check_like(const Several<Flat<Real>> &x, const Several<Flat<T>> &others)
 {
     need(others.count == x.count, "as many gradients and states as parameters");
@@ -113,10 +122,11 @@ FOR_THIS_PROCESSOR static void adagrad_numbers(int64_t first, int64_t last, Real
 }
 
 /* A step of Adagrad for each of x, given gradients g: squares += g², x −= rate · g / (√squares + epsilon). */
-static void adagrad(Several<Flat<Real>> x, Several<Flat<const Real>> gradients, Several<Flat<Real>> squares, double rate,
-                    double epsilon, int64_t threads)
+static void adagrad(Several<Flat<Real>> x, Several<Flat<const Real>> gradients, Several<Flat<Real>> squares,
+                    Several<Flat<float>> counts, double rate, double epsilon, int64_t threads)
 {
     check_like(x, gradients), check_like(x, squares);
+    count_up(counts);
     share_parameters(x, threads, [&](int64_t i, int64_t first, int64_t last) {
         adagrad_numbers(first, last, x[i].data, gradients[i].data, squares[i].data, (Real)rate, (Real)epsilon);
     });
@@ -135,12 +145,14 @@ FOR_THIS_PROCESSOR static void adam_numbers(int64_t first, int64_t last, Real *x
     }
 }
 
-/* Step t of Adam for each of x, given gradients g: mean ← β₁ mean + (1 − β₁) g, square ← β₂ square + (1 − β₂) g²,
+/* A step of Adam, the t-th, for each of x, given gradients g: mean ← β₁ mean + (1 − β₁) g, square ← β₂ square + (1 − β₂) g²,
  * x −= rate · mean / (1 − β₁ᵗ) / (√(square / (1 − β₂ᵗ)) + epsilon). */
 static void adam(Several<Flat<Real>> x, Several<Flat<const Real>> gradients, Several<Flat<Real>> means,
-                 Several<Flat<Real>> squares, double t, double rate, double beta1, double beta2, double epsilon, int64_t threads)
+                 Several<Flat<Real>> squares, Several<Flat<float>> counts, double rate, double beta1, double beta2,
+                 double epsilon, int64_t threads)
 {
     check_like(x, gradients), check_like(x, means), check_like(x, squares);
+    const double t = count_up(counts);
     const Adam settings = {(Real)beta1, (Real)(1 - beta1), (Real)beta2, (Real)(1 - beta2), (Real)(rate / (1 - pow(beta1, t))),
                            (Real)sqrt(1 - pow(beta2, t)), (Real)epsilon};
     share_parameters(x, threads, [&](int64_t i, int64_t first, int64_t last) {
