@@ -99,7 +99,7 @@ def low_rank_shrink(HT: Tensor, dq: Tensor, eta: float, *, impl: Impl = "auto") 
     m = HT.shape[1]
     squares = HT.new_empty(3, m, m)
     if (code := native_for(impl, HT)) is not None:
-        return Shrinking(squares, *code.low_rank_shrink(HT, dq, eta, squares[0], get_num_threads()))
+        return Shrinking(squares, *code.low_rank_shrink(HT, dq, eta, squares, get_num_threads()))
     squares[0], bounds = reference.low_rank_shrink(HT, dq, eta)
     return Shrinking(squares, *(float(bound) for bound in bounds)) if HT.is_cpu else Shrinking(squares, *bounds)
 

@@ -55,10 +55,9 @@ class Targets:
         if (code := native_for_ids(self.impl, self.ids)) is None:
             return Distinct(*reference.distinct(self.ids), None)
         n = len(self.ids)
-        words, place, spare = (torch.empty_like(self.ids) for _ in range(3))
-        slots = self.ids.new_empty(2 << n.bit_length())
-        number, repeated = code.distinct(self.ids, self.offsets, words, place, spare, slots)
-        return Distinct(words[:number], place, bool(repeated))
+        words, place, scratch = (self.ids.new_empty(size) for size in (n, n, n + (2 << n.bit_length())))
+        number, repeated = code.distinct(self.ids, self.offsets, words, place, scratch)
+        return Distinct(words if number == n else words[:number], place, bool(repeated))
 
     @property
     def words(self) -> Tensor:

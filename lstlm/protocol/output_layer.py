@@ -192,7 +192,6 @@ class OutputLayer(nn.Module):
         return losses if weight is None else losses * weight
 
     @alone
-    @torch.no_grad()
     @without_autocast
     def value_and_grad(
         self,
@@ -208,7 +207,8 @@ class OutputLayer(nn.Module):
         step. `update` comes next, and `h.backward(gradient)` goes on to the layers below.
         """
         targets = self._check(h, target_ids, target_values, weight, offsets)
-        return self._value_and_grad(h.detach(), targets, weight)
+        # what is detached leaves autograd nothing to record: the weights are buffers
+        return self._value_and_grad(h.detach(), targets, None if weight is None else weight.detach())
 
     def _forward(self, h: Tensor, targets: Targets) -> Tensor:
         """Return the losses (m,) for arguments that have been checked; their backward leaves a step with the layer."""
@@ -224,7 +224,7 @@ class OutputLayer(nn.Module):
 
     def discard(self) -> None:
         """Forget the backward passes since the last update."""
-        self._pending = []
+        self._pending.clear()
 
     def expect(self, target_ids: Tensor) -> None:
         """Take note of the targets of minibatches to come, ids of any shape; changes no weight."""

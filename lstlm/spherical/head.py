@@ -45,7 +45,7 @@ class SphericalHead(SphericalReader):
 
     def _value_and_grad(self, h: Tensor, targets: Targets, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         step = self._step(h, targets)
-        gradient = self._backward(step, None if weight is None else self._gather_upstream(weight.detach()))
+        gradient = self._backward(step, None if weight is None else self._gather_upstream(weight))
         return self._own(step.losses), gradient
 
     def learn(
@@ -65,7 +65,6 @@ class SphericalHead(SphericalReader):
         self.update(lr, weight_decay)
         return result
 
-    @without_autocast
     def _step(self, h: Tensor, targets: Targets) -> Step:
         """Return a step for the global minibatch, with its outputs."""
         if not (targets.each or self.loss.without_targets) and targets.ids.is_cpu:
@@ -81,7 +80,6 @@ class SphericalHead(SphericalReader):
                 "leave such examples out, or use SquaredError()"
             )
 
-    @without_autocast
     def _backward(self, step: Step, upstream: Tensor | None) -> Tensor:
         """Take the step back from the upstream gradient (m,), of the global minibatch, and return that of h."""
         if step.version != step.state.version:
@@ -229,6 +227,7 @@ class _Autograd(torch.autograd.Function):
     """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
 
     @staticmethod
+    @without_autocast
     def forward(ctx: Any, h: Tensor, head: SphericalHead, targets: Targets) -> Tensor:
         ctx.head, ctx.step = head, head._step(h, targets)
         # not kept with the step: a tensor that autograd returned knows its node, and nobody would ever let go
@@ -236,6 +235,7 @@ class _Autograd(torch.autograd.Function):
         return head._own(losses).clone()
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise NumericsError("the layer has no second derivative; call backward() without create_graph")

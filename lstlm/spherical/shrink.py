@@ -56,7 +56,7 @@ def invert_shrink(found: Shrinking, dq: Tensor, eta: float) -> tuple[Tensor | in
     at most the trace of |B|G. Where ρ is small, (I − A)⁻¹ = I + A + A² + … is cut where the remainder is below the
     rounding error: a few products, by doubling the number of terms, several times faster than LAPACK.
     """
-    A, absolute, trace, products = found.A, found.absolute, found.trace, found.products
+    squares, absolute, trace, products = found
     if isinstance(absolute, Tensor) or isinstance(trace, Tensor) or isinstance(products, Tensor):
         return _inverse_on_device(found, 2 * eta * dq)
     if not math.isfinite(absolute):
@@ -65,8 +65,8 @@ def invert_shrink(found: Shrinking, dq: Tensor, eta: float) -> tuple[Tensor | in
     # growth: of the negative b alone, the trace bounds the largest eigenvalue
     bounds = Shrink(rho, min((absolute - trace) / 2, rho))
     if rho < SERIES_UP_TO:
-        return terms_needed(rho, A.dtype), bounds
-    return _inverse_by_lapack(A, 2 * eta * dq, eta, rho, bounds.growth)
+        return terms_needed(rho, squares.dtype), bounds
+    return _inverse_by_lapack(found.A, 2 * eta * dq, eta, rho, bounds.growth)
 
 
 def _inverse_by_lapack(A: Tensor, b: Tensor, eta: float, rho: float, growth: float | Tensor) -> tuple[Tensor, Shrink]:

@@ -128,15 +128,15 @@ FOR_THIS_PROCESSOR static void weigh(int64_t m, const Real *dq, double eta, Real
     found[0] = absolute, found[1] = trace, found[2] = squares;
 }
 
-/* A (m,m) = HHᵀ B, b = 2η dq; returns trace |A|, trace A, Σ |A_ij A_ji|, which bound its eigenvalues. */
+/* A (m,m), the first of `squares` (3m,m), = HHᵀ B, b = 2η dq; returns trace |A|, trace A, Σ |A_ij A_ji|, which bound its eigenvalues. */
 static std::tuple<double, double, double> low_rank_shrink(Matrix<const Real> HT, Vector<const Real> dq, double eta,
-                                                          Matrix<Real> A, int64_t threads)
+                                                          Flat<Real> squares, int64_t threads)
 {
     const int64_t d = HT.rows, m = HT.columns;
-    need(dq.size == m && A.rows == m && A.columns == m && A.apart == m && d > 0, "H (d,m), dq (m,), A (m,m) without gaps");
-    symmetric_product(threads, m, d, 1, HT.data, HT.apart, HT.data, HT.apart, 0, A.data, m);
+    need(dq.size == m && squares.size == 3 * m * m && d > 0, "H (d,m), dq (m,), squares (3m,m)");
+    symmetric_product(threads, m, d, 1, HT.data, HT.apart, HT.data, HT.apart, 0, squares.data, m);
     double found[3];
-    weigh(m, dq.data, eta, A.data, found);
+    weigh(m, dq.data, eta, squares.data, found);
     return {found[0], found[1], found[2]};
 }
 

@@ -33,13 +33,6 @@ using Real = double;
 #include "parts.h"
 }
 
-/* The stamps of the rows ids (n,) ← now. */
-static void write_stamps(Vector<int32_t> stamp, Vector<const int64_t> ids, int64_t now)
-{
-    check_rows(ids, stamp.size);
-    for (int64_t i = 0; i < ids.size; i++) stamp[ids[i]] = (int32_t)now;
-}
-
 /* seen (n,) ← how many of the `count` repairs since `start` the rows ids (n,) have seen. Returns whether that says it all:
  * 0 where a stamp is older. */
 static int64_t read_stamps(Vector<const int32_t> stamp, Vector<const int64_t> ids, int64_t start, int64_t count,
@@ -57,14 +50,15 @@ static int64_t read_stamps(Vector<const int32_t> stamp, Vector<const int64_t> id
 
 /* words ← the ids (n,), each once, in the order in which they occur; place (n,) ← where among them each is. Returns how many
  * there are, and whether an example, whose ids lie between two of the offsets (m+1,), has one twice.
- * Scratch: seen (n,), and slots, a power of 2 above n. */
+ * Scratch: n numbers, and so many slots more, a power of 2 above n. */
 static std::tuple<int64_t, int64_t> distinct(Vector<const int64_t> ids, Vector<const int64_t> offsets, Vector<int64_t> words,
-                                             Vector<int64_t> place, Vector<int64_t> seen, Vector<int64_t> slots)
+                                             Vector<int64_t> place, Vector<int64_t> scratch)
 {
     enum { NONE = -1 };
     const int64_t n = ids.size;
+    const Vector<int64_t> seen = {scratch.data, n}, slots = {scratch.data + n, scratch.size - n};
     const uint64_t mask = slots.size - 1;
-    need(words.size == n && place.size == n && seen.size == n, "words, place, seen (n,)");
+    need(words.size == n && place.size == n, "words, place (n,)");
     need(slots.size > n && (slots.size & (slots.size - 1)) == 0, "slots a power of 2 above the number of ids");
     check_offsets(offsets, n);
     for (int64_t slot = 0; slot < slots.size; slot++) slots[slot] = NONE;
@@ -92,7 +86,7 @@ static PyMethodDef functions[] = {
     BOTH(leave_segments), BOTH(low_rank_outputs), BOTH(losses), BOTH(low_rank_backward), BOTH(low_rank_shrink), BOTH(add_up),
     BOTH(low_rank_update), BOTH(square_outputs), BOTH(square_backward), BOTH(square_sums),
     BOTH(symmetric_series), BOTH(square_update), BOTH(cross_entropy), BOTH(adagrad_table), BOTH(dot_bags), BOTH(sum_bags), BOTH(add_bags),
-    ONE(distinct), ONE(outside), ONE(write_stamps), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
+    ONE(distinct), ONE(outside), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
 
 /* Find how PyTorch describes its tensors. */
 static bool find_exchange()

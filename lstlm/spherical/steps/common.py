@@ -22,7 +22,8 @@ class Step:
     uses_sum = True  # False where the loss ignores s, so that ds is 0
 
     def __init__(self, state: Any, h: Tensor, targets: Targets) -> None:
-        self.state, self.h, self.targets = state, h.detach(), targets
+        self.state, self.targets = state, targets
+        self.h = h.detach() if h.requires_grad else h
         self.p = None if state.p is None else state.p[targets.ids]
         self.version = state.version
 

@@ -31,10 +31,10 @@ class LowRank(Step):
         ).T
 
     def update(self, eta: float) -> Shrink:
-        state, impl = self.state, self.state.impl
+        state, impl, dq = self.state, self.state.impl, self.dq
         self.check_state(self.table)
-        shrinking = step_ops.low_rank_shrink(self.HT, self.dq, eta, impl=impl)
-        inverse, shrink = invert_shrink(shrinking, self.dq, eta)
+        shrinking = step_ops.low_rank_shrink(self.HT, dq, eta, impl=impl)
+        inverse, shrink = invert_shrink(shrinking, dq, eta)
         allowed = None if shrink.allowed is None else shrink.allowed & torch.isfinite(self.partials.sum())
         J = step_ops.low_rank_update(
             state.tables,
