@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from lstlm.errors import ConfigError
 from lstlm.kernels.targets import Targets
 from lstlm.outputs.rows import RowGradient, ScaledRows, merged
-from lstlm.protocol.arguments import without_autocast
+from lstlm.protocol.arguments import kept_share, without_autocast
 from lstlm.protocol.output_layer import OutputLayer
 
 
@@ -108,12 +108,7 @@ class RecordedOutput(OutputLayer):
             raise ConfigError(
                 "output layer: update without a backward before it; run forward, backward, update in turn"
             )
-        keep = 1.0 - lr * weight_decay
-        if keep <= 0.0:
-            raise ConfigError(
-                f"output.weight_decay {weight_decay} at learning rate {lr}: their product must stay below 1"
-            )
-        self._apply_steps(self._pending, lr, keep)
+        self._apply_steps(self._pending, lr, kept_share(lr, weight_decay))
         self._pending = []
         self._updates += 1
 

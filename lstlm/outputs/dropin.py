@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.shortlist import ShortlistOutput
+from lstlm.protocol.arguments import checked_tensor
 
 
 class Result(NamedTuple):
@@ -57,6 +58,7 @@ class ShortlistSoftmax(nn.Module):
         super().__init__()
         if counts is None:
             counts = 1e6 / torch.arange(1.0, n_classes + 1.0, dtype=torch.float64)  # Zipf's law
+        checked_tensor("counts", counts)
         if counts.shape != (n_classes,):
             raise ConfigError(f"counts has shape {tuple(counts.shape)}: expected one for each of {n_classes} classes")
         self.in_features, self.n_classes, self.ignore_index = in_features, n_classes, ignore_index
@@ -65,6 +67,8 @@ class ShortlistSoftmax(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Result:
         """Return log p(target) and the mean loss.  input (…,in_features), target (…) int64."""
+        for name, given in (("input", input), ("target", target)):
+            checked_tensor(name, given)
         if input.shape[:-1] != target.shape:
             raise ConfigError(
                 f"input {tuple(input.shape)} and target {tuple(target.shape)}: all but the last must agree"
@@ -98,7 +102,7 @@ class ShortlistSoftmax(nn.Module):
 
         `layer.log_prob(h, ids)` has those of single classes, at a cost free of n_classes.
         """
-        h = input.reshape(-1, self.in_features)
+        h = self._flat(input)
         out = h.new_empty(len(h), self.n_classes, dtype=self.layer.dtype)
         with torch.no_grad():
             for ids, scores in self.layer.all_log_probs(h):
@@ -107,9 +111,15 @@ class ShortlistSoftmax(nn.Module):
 
     def predict(self, input: Tensor) -> Tensor:
         """Return the likeliest class of each example, in the shape of a target."""
-        h = input.reshape(-1, self.in_features).to(self.layer.dtype)
+        h = self._flat(input).to(self.layer.dtype)
         best = self.layer.topk(h, 1)[1] if len(h) else torch.empty(0, dtype=torch.int64, device=h.device)
         return best.view(input.shape[:-1])
+
+    def _flat(self, input: Tensor) -> Tensor:
+        checked_tensor("input", input)
+        if input.shape[-1:] != (self.in_features,):
+            raise ConfigError(f"input has shape {tuple(input.shape)}; expected (…, {self.in_features})")
+        return input.reshape(-1, self.in_features)
 
     def extra_repr(self) -> str:
         """Show the sizes and the loss."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -16,6 +17,22 @@ from lstlm.kernels.targets import Targets
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def checked_tensor(name: str, given: object) -> None:
+    """Raise unless an argument is a tensor."""
+    if not isinstance(given, Tensor):
+        raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
+
+
+def kept_share(lr: float, weight_decay: float) -> float:
+    """Return what an update multiplies W by, 1 − lr·weight_decay; raise where the two make no sense."""
+    if not (math.isfinite(lr) and lr > 0):
+        raise ConfigError(f"lr = {lr}: must be finite and above 0")
+    keep = 1 - lr * weight_decay
+    if not 0 < keep <= 1:
+        raise ConfigError(f"weight_decay = {weight_decay} with lr = {lr}: needs 0 ≤ lr·weight_decay < 1")
+    return keep
 
 
 def checked_targets(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lstlm.errors import ConfigError
 from lstlm.kernels.choice import Impl
 from lstlm.kernels.targets import Targets
-from lstlm.protocol.arguments import checked_targets, without_autocast
+from lstlm.protocol.arguments import checked_targets, checked_tensor, without_autocast
 from lstlm.protocol.scan import Scan, ranks_of, top_of
 
 P = ParamSpec("P")
@@ -119,17 +119,13 @@ class OutputLayer(nn.Module):
                 "use output.kind factored or naive where examples differ in the number of their targets"
             )
         if weight is not None:
-            self._check_tensor("weight", weight)
+            checked_tensor("weight", weight)
         if weight is not None and weight.shape != (len(h),):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({len(h)},)")
         return checked_targets(target_ids, target_values, offsets, len(h), self.vocab, self.impl)
 
-    def _check_tensor(self, name: str, given: object) -> None:
-        if not isinstance(given, Tensor):
-            raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
-
     def _check_h(self, h: Tensor) -> None:
-        self._check_tensor("h", h)
+        checked_tensor("h", h)
         if h.dim() != 2 or h.shape[1] != self.hidden:
             raise ConfigError(f"h has shape {tuple(h.shape)}; expected (m, {self.hidden})")
         like = self.like
@@ -138,7 +134,7 @@ class OutputLayer(nn.Module):
 
     def _unusual(self, h: Tensor) -> bool:
         """Whether h is no matrix, or empty, or of half precision, as under autocast: what `_by_rows` is for."""
-        self._check_tensor("h", h)
+        checked_tensor("h", h)
         return h.dim() > 2 or h.dtype in (torch.bfloat16, torch.float16) or (h.dim() == 2 and len(h) == 0)
 
     def _by_rows(

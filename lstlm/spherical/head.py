@@ -11,7 +11,7 @@ from torch import Tensor
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.kernels import choice, step_ops
 from lstlm.kernels.targets import Targets
-from lstlm.protocol.arguments import without_autocast
+from lstlm.protocol.arguments import kept_share, without_autocast
 from lstlm.registry import LOSSES, load
 from lstlm.spherical.losses import Outputs, Partials, SphericalLoss
 from lstlm.spherical.reading import SphericalReader
@@ -142,11 +142,7 @@ class SphericalHead(SphericalReader):
         for the minibatch raises NumericsError, which names the largest stable one, and changes nothing. On devices
         other than the CPU it changes nothing either, and the error comes up to READ_EVERY updates later.
         """
-        if not (math.isfinite(lr) and lr > 0):
-            raise ConfigError(f"lr = {lr}: must be finite and above 0")
-        rho = 1 - lr * weight_decay
-        if not 0 < rho <= 1:
-            raise ConfigError(f"weight_decay = {weight_decay} with lr = {lr}: needs 0 ≤ lr·weight_decay < 1")
+        rho = kept_share(lr, weight_decay)
         step = self._pending_step()
         # W' = ρW − ηE = ρ(W − (η/ρ)E): the plain step with lr/ρ, then everything times ρ.
         try:

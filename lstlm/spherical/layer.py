@@ -12,7 +12,7 @@ from torch import Tensor
 from lstlm.errors import ConfigError
 from lstlm.kernels.choice import Impl
 from lstlm.kernels.targets import Targets
-from lstlm.protocol.arguments import checked_ids
+from lstlm.protocol.arguments import checked_ids, checked_tensor
 from lstlm.registry import STABILISERS, load
 from lstlm.spherical.head import SphericalHead
 from lstlm.spherical.losses import SphericalLoss, SquaredError, TaylorSoftmax
@@ -114,6 +114,7 @@ class SphericalOutput(SphericalHead):
         Rows that missed many repairs are brought up to date together: where the stabiliser has much to do, for a
         fraction of what it costs to do so minibatch by minibatch.
         """
+        checked_tensor("target_ids", target_ids)
         self.state.bring_forward(checked_ids(target_ids.reshape(-1), None, self.vocab))
 
     @torch.no_grad()
@@ -134,8 +135,8 @@ class SphericalOutput(SphericalHead):
             raise ConfigError("a layer with a prior cannot be resized: make a new one with the new prior")
         d, like = self.state.d, self.state.like
         for name, given in (("keep", keep), ("new_rows", new_rows)):
-            if not isinstance(given, Tensor | None):
-                raise ConfigError(f"{name} is a {type(given).__name__}; expected a tensor")
+            if given is not None:
+                checked_tensor(name, given)
         if keep is not None and (
             len(torch.unique(keep)) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any())
         ):

@@ -151,11 +151,22 @@ def test_what_it_shows_and_what_it_refuses() -> None:
             head(*bad)
     with pytest.raises(LstlmError, match="backward"):
         head.update(0.1)
-    with pytest.raises(ConfigError, match="counts"):
-        ShortlistSoftmax(HIDDEN, CLASSES, counts=torch.ones(3))
+    for counts in (torch.ones(3), [1.0] * CLASSES):
+        with pytest.raises(ConfigError, match="counts"):
+            ShortlistSoftmax(HIDDEN, CLASSES, counts=counts)
     assert torch.equal(
         ShortlistSoftmax(4, 50, counts=torch.arange(50.0)).layer.word_of_rank[:2], torch.tensor([49, 48])
     )
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    head, (h, target) = make(), examples(3)
+    for call in (lambda: head(h, target.tolist()), lambda: head(h.tolist(), target), lambda: head.predict(h.tolist())):
+        with pytest.raises(ConfigError, match="is a list; expected a tensor"):
+            call()
+    for read in (head.predict, head.log_prob):
+        with pytest.raises(ConfigError, match="expected \\(…, 6\\)"):
+            read(h[:, 1:])
 
 
 def test_a_saved_head_continues() -> None:

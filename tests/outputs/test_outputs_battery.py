@@ -131,6 +131,18 @@ def test_several_targets_are_refused_in_words(name: str) -> None:
         make(name)(h, ids, values)
 
 
+@pytest.mark.parametrize(("lr", "weight_decay"), [(float("nan"), 0), (float("inf"), 0), (-1, 0), (0.1, -1), (0.1, 11)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_rates_that_make_no_sense_change_nothing(name: str, lr: float, weight_decay: float) -> None:
+    layer, (h, ids, _) = make(name), batch(5)
+    before = layer.weight().clone()
+    layer.value_and_grad(h, ids)
+    with pytest.raises(ConfigError, match="lr = "):
+        layer.update(lr, weight_decay)
+    assert torch.equal(layer.weight(), before)
+    layer.update(0.1)  # the gradient is still there
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_flat_ids_without_values_mean_one_target_of_value_one(name: str) -> None:
     h, ids, _ = batch(5)

@@ -95,7 +95,7 @@ def test_backward_twice_through_one_forward_is_refused() -> None:
 def test_a_decay_that_would_turn_the_weights_round_is_refused() -> None:
     layer = FullSoftmax(4, 50)
     layer(torch.randn(3, 4), torch.tensor([0, 1, 2])).sum().backward()
-    with pytest.raises(ConfigError, match=r"output\.weight_decay 2\.0 at learning rate 0\.5"):
+    with pytest.raises(ConfigError, match=r"weight_decay = 2\.0 with lr = 0\.5: needs"):
         layer.update(0.5, weight_decay=2.0)
 
 
