@@ -49,6 +49,17 @@ def test_a_built_package_carries_its_recipes(tmp_path: Path) -> None:
     assert set(names.split()) == {path.stem for path in RECIPES}
 
 
+def test_without_a_compiler_it_installs_all_the_same(tmp_path: Path) -> None:
+    built = tmp_path / "built"
+    setup = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", built, "--build-temp", tmp_path / "objects"]
+    done = subprocess.run(
+        setup, cwd=ROOT, env={**os.environ, "CC": "false", "CXX": "false"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [*built.rglob("_native*")]
+    assert "_native" in done.stdout + done.stderr, "it says which part is missing"
+
+
 def every_command(command: click.Command) -> Iterator[click.Command]:
     yield command
     if isinstance(command, click.Group):
