@@ -14,6 +14,7 @@ from lstlm.bench.labels import place
 from lstlm.bench.learning_figure import draw_learning
 from lstlm.bench.records import Document, Record, mean_ms
 from lstlm.errors import ConfigError
+from lstlm.vectors.writers import replacing
 
 ENDINGS = (".png", ".pdf", ".svg")
 STYLE: Any = {
@@ -67,8 +68,8 @@ def draw(document: Document, path: Path) -> list[Path]:
             figure = Figure(figsize=(9.0, 3.9), layout="constrained")
             make(figure, records)
             target = path.with_stem(path.stem + suffix)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(target, dpi=200)
+            with replacing(target) as file:
+                figure.savefig(file, dpi=200, format=target.suffix[1:].lower())
             written.append(target)
     return written
 
@@ -199,8 +200,9 @@ def _model(figure: Any, records: list[Record]) -> None:
             if theirs is not None:
                 axes.plot([theirs], [row], marker="D", markersize=6, color="white", markeredgecolor=BLACK)
             text = f"{value:,.0f}×" if value >= 10 else f"{value:.1f}×"
-            right_of = max(value, (theirs or 0) * 1.15, 0.5)
-            axes.annotate(text, (right_of, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+            close = theirs is not None and value / 1.3 < theirs < value * 3  # ◇ would lie on the number
+            end = max(value, theirs or 0.0) if close else max(value, 0.5)
+            axes.annotate(text, (end, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set(xscale="log", title=title, xlabel="speed-up over the naive step (×)")
         axes.set_xlim(0.5, 4 * max(*values, *(v or 1.0 for v in paper)))
         _plain_numbers(axes, y=False)
@@ -209,7 +211,9 @@ def _model(figure: Any, records: list[Record]) -> None:
     left.invert_yaxis()
     first = records[0]
     layers = f"{first['hidden_layers']} hidden layers of {first['d'] - 1}"
-    text = f"m = {first['m']}, {layers}; ◇ is the paper's CPU"
+    text = f"m = {first['m']}, {layers}"
+    if any(r.get("paper_cpu_model") for r in records):
+        text += "; ◇ is the paper, on its CPU"
     if not several:
         text = f"D = {first['D']:,}, {text}"
     figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")

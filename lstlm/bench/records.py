@@ -64,24 +64,24 @@ def write(document: Document, path: Path) -> None:
         path.write_text(dump(document), encoding="utf-8")
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, flag: str = "--json") -> None:
     """Raise what `write` would raise, and leave what is there as it is."""
     new = not path.exists()
-    with _writing(path):
+    with _writing(path, flag):
         path.open("a").close()
         if new:
             path.unlink()
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """A full disk is a failure, as everywhere; a path that cannot be written to is a wrong --json."""
+def _writing(path: Path, flag: str = "--json") -> Iterator[None]:
+    """A full disk is a failure, as everywhere; a path that cannot be written to is a wrong value of `flag`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         kind = LstlmError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
-        raise kind(f"--json {path}: cannot be written: {error.strerror or error}") from None
+        raise kind(f"{flag} {path}: cannot be written: {error.strerror or error}") from None
 
 
 def read(paths: Sequence[Path]) -> Document:

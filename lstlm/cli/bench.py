@@ -29,13 +29,14 @@ def command() -> None:
 
 
 @command.command(
+    short_help="Time a step of the output layer against the vocabulary.",
     epilog="""\b
 Example:
   lstlm bench output --quick
   lstlm bench output --threads 1 --json output.json --plot output.png          # under 20 minutes
   lstlm bench output --methods factored,naive --vocab-sizes 10000,793471 --losses z
   lstlm bench output --methods factored --losses all --stabilise all --vocab-sizes 10000,793471 --steps 5000 --budget 30
-"""
+""",
 )
 @common.sizes_option("1000 … 793471, seven sizes")
 @click.option("--hidden", "d", type=click.IntRange(2), default=300, show_default=True,
@@ -93,12 +94,13 @@ def output(**given: Any) -> None:
 
 
 @command.command(
+    short_help="Time a whole training step: the paper's table.",
     epilog="""\b
 Example:
   lstlm bench model --quick
   lstlm bench model --threads 1 --json model.json
   lstlm bench model --vocab-sizes 100000 --methods factored,naive,hierarchical
-"""
+""",
 )
 @common.sizes_option("793471")
 @click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
@@ -142,12 +144,13 @@ def model(**given: Any) -> None:
 
 
 @command.command(
+    short_help="Compare how configurations learn on one corpus.",
     epilog="""\b
 Example:
   lstlm bench learning --data data/demo --config demo --budget 60 --seeds 3 --plot learning.png
   lstlm bench learning --data data/demo --config demo --methods gensim-sg,gensim-cbow --json learning.json
   lstlm bench learning --data data/all --config paper-z --budget 3600 --points 30 --runs runs/paper --json paper-z.json
-"""
+""",
 )
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Prepared corpus that all train on.")
 @click.option("--config", "configs", type=click.Path(path_type=Path), multiple=True, metavar="FILE|RECIPE",
@@ -201,11 +204,12 @@ def learning(**given: Any) -> None:
 
 
 @command.command(
+    short_help="Measure how fast text is prepared and read.",
     epilog="""\b
 Example:
   lstlm bench data --quick
   lstlm bench data --source news.txt --threads 2 --json data.json
-"""
+""",
 )
 @click.option("--source", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Text file, one sentence a line.  [made up: 5 million Zipfian words]")  # fmt: skip
@@ -236,11 +240,12 @@ def data(**given: Any) -> None:
 
 
 @command.command(
+    short_help="Time steps by several processes, and what they send.",
     epilog="""\b
 Example:
   lstlm bench distributed --quick
   lstlm bench distributed --worlds 1,2 --vocab-sizes 10000,1000000 --batch-sizes 128,1024 --json distributed.json
-"""
+""",
 )
 @click.option("--worlds", type=common.Counts(), default="1,2", show_default=True, help="Numbers of ranks, with commas.")
 @common.sizes_option("10000,1000000")
@@ -268,12 +273,13 @@ def distributed(**given: Any) -> None:
 
 
 @command.command(
+    short_help="Rehearse the full size, on made-up text.",
     epilog="""\b
 Example:
   lstlm bench scale --quick
   lstlm bench scale --threads 1 --json scale.json                  # 20 GB of disk, half an hour
   lstlm bench scale --words 100000000 --minutes 2 --dir /data/rehearsal --keep
-"""
+""",
 )
 @click.option("--config", "configs", multiple=True, metavar="FILE|RECIPE",
               help="Configuration to train; repeatable.  [paper-z, lm-shortlist]")  # fmt: skip
@@ -306,18 +312,23 @@ def scale(**given: Any) -> None:
 
 
 @command.command(
+    short_help="Print and draw recorded results.",
     epilog="""\b
 Example:
   lstlm bench plot output-1.json output-2.json --plot output.png
-"""
+""",
 )
 @click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--plot", type=click.Path(path_type=Path), help="Picture to draw: .png, .pdf or .svg.")
 def plot(records: tuple[Path, ...], plot: Path | None) -> None:
     """Print the table of recorded results, several files as one, and draw their figure. Measures nothing."""
     from lstlm.bench.records import read
+    from lstlm.errors import DataError
 
     document = read(records)
-    common.show(document)
-    if plot is not None:
-        common.draw(document, plot)
+    try:
+        common.show(document)
+        if plot is not None:
+            common.draw(document, plot)
+    except KeyError as error:
+        raise DataError(f"{records[0]}: a record lacks {error}; `lstlm bench … --json` writes them all") from error

@@ -128,14 +128,15 @@ def use_threads(threads: int | None) -> None:
 
 def check_before_work(given: dict[str, Any]) -> None:
     """Find out before minutes of measuring whether records can be written and the picture can be drawn."""
-    if given["json"] is not None and str(given["json"]) != "-":
-        from lstlm.bench.records import check_writable
+    from lstlm.bench.records import check_writable
 
+    if given["json"] is not None and str(given["json"]) != "-":
         check_writable(given["json"])
     if given.get("plot") is not None:
         from lstlm.bench.figures import check_drawing
 
         check_drawing(given["plot"])
+        check_writable(given["plot"], "--plot")
 
 
 def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **more: Any) -> None:

@@ -21,7 +21,7 @@ def command() -> None:
     """List recipes, show or check a configuration: a YAML file, or the name of a recipe."""
 
 
-@command.command("list", epilog="\b\nExample:\n  lstlm config list\n")
+@command.command("list", short_help="List the recipes.", epilog="\b\nExample:\n  lstlm config list\n")
 @json_option
 def list_recipes(as_json: bool) -> None:
     """List the recipes that come with lstlm; `--config NAME` takes each by its name."""
@@ -34,7 +34,11 @@ def list_recipes(as_json: bool) -> None:
     print_table([*found.items()])
 
 
-@command.command("show", epilog="\b\nExample:\n  lstlm config show demo --explain\n")
+@command.command(
+    "show",
+    short_help="Print a configuration with all defaults.",
+    epilog="\b\nExample:\n  lstlm config show demo --explain\n",
+)
 @click.argument("file", type=click.Path(path_type=Path), required=False, metavar="[FILE|RECIPE]")
 @_SET
 @click.option("--explain", is_flag=True, help="Put each key's meaning above it.")
@@ -56,7 +60,11 @@ def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: 
         click.echo(dump_config(config, explain=explain), nl=False)
 
 
-@command.command("validate", epilog="\b\nExample:\n  lstlm config validate mine.yaml demo\n")
+@command.command(
+    "validate",
+    short_help="Say what is wrong with a configuration.",
+    epilog="\b\nExample:\n  lstlm config validate mine.yaml demo\n",
+)
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|RECIPE...")
 @_SET
 def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:

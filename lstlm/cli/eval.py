@@ -84,6 +84,7 @@ def simlex(source: Path, pairs: Path | None, download: bool, as_json: bool, **op
     from lstlm.errors import DataError
     from lstlm.evaluation import datasets
 
+    is_run(source)  # that it is there, before anything is fetched
     try:
         path = datasets.find_simlex(pairs)
     except DataError:
@@ -113,6 +114,7 @@ def wordsim(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> 
     """
     from lstlm.evaluation.datasets import find_dataset
 
+    is_run(source)
     _similarity("wordsim", source, find_dataset("wordsim", pairs), as_json, options)
 
 
@@ -194,6 +196,7 @@ def analogy(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> 
     from lstlm.evaluation.analogy import METHODS, AnalogySolver, evaluate_analogies, read_questions, summary
     from lstlm.evaluation.datasets import find_dataset
 
+    is_run(source)
     path = find_dataset("analogy", pairs)
     sections = read_questions(path)
     vectors = open_vectors(source, options["which"], vocabulary=options["vocabulary"])

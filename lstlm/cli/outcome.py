@@ -112,6 +112,10 @@ def _explain(error: Exception, hint: str) -> int:
         message = " ".join(error.format_message().split()).rstrip(".")
         return _report(f"{message} (see '{command} --help')", error.exit_code)
     if isinstance(error, OSError) and error.strerror:
+        if error.filename is None and _of_stdout(error):
+            return _report(
+                f"the standard output cannot be written: {error.strerror}; give it another place", EXIT_FAILURE
+            )
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return _report(f"{place}{error.strerror}{hint}", EXIT_FAILURE)
     if is_out_of_memory(error):
@@ -127,6 +131,11 @@ def _report(message: str, code: int) -> int:
         for line in message.splitlines() or [""]:
             click.echo(f"lstlm: error: {line}", err=True)
     return code
+
+
+def _of_stdout(error: OSError) -> bool:
+    """Whether a result could not be written: click's echo says so, or the flush in this file; stderr never fails."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename in (click.utils.__file__, __file__)
 
 
 def _reader_left() -> bool:

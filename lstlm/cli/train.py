@@ -22,7 +22,7 @@ EPILOGUE = """\b
 Example:
   lstlm train --config tiny --run runs/tiny
   lstlm train --set data.dir=data/mine --run runs/mine
-  lstlm train --config tiny --run runs/tiny --resume auto --set train.max_epochs=4
+  lstlm train --config tiny --run runs/tiny --resume auto --set train.max_steps=600
   tensorboard --logdir runs
   torchrun --standalone --nproc-per-node 2 -m lstlm train --config tiny --run-folder runs/two
 
@@ -194,7 +194,10 @@ def _show_summary(summary: "Summary", *, as_json: bool) -> None:
         common.print_json(finite_or_none({"run": str(summary.run), "state": summary.state, **report}))
         return
     figures = report["evaluation"]
-    scores = " ".join(f"{key.removeprefix('eval/')}={value:.4f}" for key, value in figures.items())
+    scores = " ".join(
+        f"{key.removeprefix('eval/')}={value if isinstance(value, int) else format(value, '.4f')}"
+        for key, value in figures.items()
+    )
     if "eval/loss" not in figures and summary.state == "finished":  # a run that was interrupted may have none yet
         common.say("no validation text, so no loss: prepare the corpus with --valid or a larger --valid-fraction")
     click.echo(

@@ -168,6 +168,9 @@ def _corpus(source: "TextSource", place: Workplace, given: dict[str, Any]) -> "C
             if not place.ours:
                 raise
             common.say(f"{error}; prepared anew")
+    if not place.ours and place.corpus.is_dir() and any(place.corpus.iterdir()):
+        what = "holds another corpus; name another folder, or add --force to replace it"
+        raise ConfigError(f"--keep {place.corpus.parent}: {what}")
     options = PrepareOptions(
         min_count=given["min_count"],
         workers=usable_cores(),

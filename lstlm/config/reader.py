@@ -294,4 +294,4 @@ def _suggest(name: str, pool: list[str]) -> str:
     ends = [last for last in reversed(lasts) if last.endswith(f"_{part}")]  # lr: output_lr
     if near := difflib.get_close_matches(part, lasts, n=1, cutoff=0.75) or ends:
         return f"did you mean {lasts[near[0]]}?"
-    return "known: " + ", ".join(pool)
+    return f"known: {', '.join(pool)}" if len(pool) <= 20 else "`lstlm config show --explain` lists them all"

@@ -166,7 +166,8 @@ def _make(corpus: Corpus, folder: Path, settings: Mapping[str, Any], progress: P
         entries = (temporary / "rows.values").stat().st_size // 4
         if not entries:
             raise DataError(
-                f"{corpus.folder}: no pair of words is left; give more text, or lower data.min_pair or data.shift"
+                f"{corpus.folder}: no two words stand together more often than by chance, so there is nothing "
+                "to learn; give more text (or lower data.min_pair or data.shift)"
             )
         facts: dict[str, Any] = {"settings": dict(settings), "entries": entries, "counted": len(counts.values)}
         facts["files"] = {name: _record(temporary / name) for name in _FILES}

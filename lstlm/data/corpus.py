@@ -130,6 +130,9 @@ class Corpus:
         self.valid = splits["valid"]
         self.test = splits.get("test")
 
+    def __repr__(self) -> str:
+        return f"<lstlm corpus {self.folder}: {self.train.words:,} words, vocabulary {len(self.vocabulary):,}>"
+
     @classmethod
     def open(cls, folder: Path | str, verify: bool = True) -> Corpus:
         """Open a prepared folder; with `verify` every file is hashed, without it only sizes are compared."""

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -148,6 +148,7 @@ def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
     _tidy(out)
     check_target(out, force)
     folder = out.parent / f".{out.name}.tmp-{os.getpid()}"
+    made = [above for above in out.parents if not above.exists()]  # the innermost first
     try:
         folder.mkdir(parents=True)
         yield folder
@@ -164,9 +165,12 @@ def replacing_folder(out: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # folders that were made for nothing
+            for above in made:
+                above.rmdir()
         # numpy gives no number where it could not write all; the others name no file
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
-            raise LstlmError(f"--out {out}: cannot be written: {error.strerror or error}") from error
+            raise LstlmError(f"{out}: cannot be written: {error.strerror or error}") from error
         raise
 
 

@@ -115,6 +115,10 @@ def test_models_of_several_sizes_are_told_apart(tmp_path: Path) -> None:
     (path,) = figures.draw({"benchmark": "model", "records": records}, tmp_path / "f.svg")
     text = path.read_text(encoding="utf-8")
     assert ">naive, D = 1,000<" in text and ">naive, D = 793,471<" in text and ">m = 128, 2 hidden" in text
+    assert "◇ is the paper, on its CPU" in text
+    records = model.with_paper([{**record, "D": 1000} for record in model_records()])
+    (path,) = figures.draw({"benchmark": "model", "records": records}, tmp_path / "f.svg")
+    assert "◇" not in path.read_text(encoding="utf-8")
 
 
 def test_ranks_are_lines_over_the_examples_of_a_rank(tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def crossed_labels(figure: Any) -> list[str]:
     return crossed
 
 
-@pytest.mark.parametrize("kind", ["output", "speedup", "learning", "distributed"])
+@pytest.mark.parametrize("kind", ["output", "speedup", "model", "learning", "distributed"])
 def test_no_line_runs_through_a_name(kind: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -152,6 +156,7 @@ def test_no_line_runs_through_a_name(kind: str) -> None:
     makers = {
         "output": figures._timing,
         "speedup": figures._speedup,
+        "model": figures._model,
         "learning": draw_learning,
         "distributed": figures._distributed,
     }

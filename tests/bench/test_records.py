@@ -99,7 +99,7 @@ def test_speedups_compare_the_same_loss_size_and_threads() -> None:
 
 def test_the_papers_column_stands_beside_ours() -> None:
     rows = [
-        {"method": name, "loss": "z", "D": 1000, "output_ms": o, "step_ms": 0.9 * w, "step_ms_mean": w}
+        {"method": name, "loss": "z", "D": model.PAPER_D, "output_ms": o, "step_ms": 0.9 * w, "step_ms_mean": w}
         for name, o, w in (("naive", 2000.0, 2200.0), ("factored", 2.0, 4.0), ("sampled", 8.0, 10.0))
     ]
     naive, factored, sampled = model.with_paper(rows)
@@ -107,6 +107,8 @@ def test_the_papers_column_stands_beside_ours() -> None:
     assert (factored["paper_cpu_output"], factored["paper_cpu_model"]) == (763.3, 501.0)
     assert (factored["paper_gpu_output"], factored["paper_gpu_model"]) == (3257.3, 1852.3)
     assert "paper_cpu_output" not in sampled
+    smaller = model.with_paper([{**row, "D": 10_000} for row in rows])
+    assert not any("paper_cpu_output" in row for row in smaller)  # it says nothing of other sizes
 
 
 def test_whole_models_compare_with_naive_of_the_same_size_and_say_the_size() -> None:

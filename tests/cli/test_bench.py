@@ -90,7 +90,7 @@ def test_model_times_whole_steps_and_their_phases(tmp_path: Path) -> None:
         assert CONTRACT | {"words_per_s", "output_ms", "hidden_ms", "hidden_floor_ms", "phases_ms"} <= set(record)
         assert {"data", "hidden_forward", "output", "backward", "output_update"} <= set(record["phases_ms"])
         assert record["d"] == 13 and record["speedup_output"] > 0
-    assert found[0]["paper_cpu_output"] == 763.3
+    assert "paper_cpu_output" not in found[0]  # which is of another vocabulary
     assert (tmp_path / "model.png").is_file()
 
 

@@ -86,6 +86,12 @@ def test_every_command_has_help_and_an_example(name: str) -> None:
                 assert option.help, f"lstlm {' '.join(path)}: {option.opts[0]} is not explained"
 
 
+@pytest.mark.parametrize("group", [(), ("eval",), ("bench",), ("config",)])
+def test_the_line_about_a_command_is_whole(group: tuple[str, ...]) -> None:
+    lines = run(*group, "--help").stdout.partition("Commands:")[2].partition("Example")[0].split("\n")
+    assert len(lines) > 4 and not any(line.endswith("...") for line in lines)
+
+
 def test_the_table_is_the_folder() -> None:
     folder = Path(common.__file__).parent
     modules = {path.stem for path in folder.glob("*.py") if "\ndef command(" in path.read_text(encoding="utf-8")}
@@ -223,7 +229,8 @@ def test_a_full_disk_behind_stdout_is_reported() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*LSTLM, "config", "show"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr == "lstlm: error: No space left on device; run again with --debug for details\n"
+    what = "the standard output cannot be written: No space left on device"
+    assert done.stderr == f"lstlm: error: {what}; give it another place\n"
 
 
 SLEEPER = """

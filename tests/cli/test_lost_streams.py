@@ -50,7 +50,8 @@ def test_one_stream_is_lost(tmp_path: Path, corpus: Path, lose: Callable[[], Non
     """A console falls silent; results that cannot be written are an error, at the end, in one line."""
     done = run_lstlm(arguments(corpus, tmp_path / "run"), tmp_path, lose)
     assert_survived(tmp_path / "run", done.err)
-    assert (done.code, done.err.count("lstlm: error:")) == (code, code)
+    assert (done.code, done.err.count("lstlm: error: the standard output cannot be written: ")) == (code, code)
+    assert done.err.count("error") == code
 
 
 CUT = """

@@ -1,5 +1,6 @@
 """What every command promises: one line that names the culprit, the exit code of the contract, nothing half-made."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.bench.test_figures import distributed_records
 from tests.warm import close, run_lstlm
 
 Call = Callable[..., Any]
@@ -58,8 +60,8 @@ def test_a_closed_standard_input_is_said(run_spherical: Path, tmp_path: Path, co
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        (["prepare", "{text}", "--workers", "1", "--out", "{out}/corpus"], "--out {out}/corpus: cannot be written"),
-        (["prepare", "{text}", "--workers", "2", "--out", "{out}/corpus"], "--out {out}/corpus: cannot be written"),
+        (["prepare", "{text}", "--workers", "1", "--out", "{out}/corpus"], "{out}/corpus: cannot be written"),
+        (["prepare", "{text}", "--workers", "2", "--out", "{out}/corpus"], "{out}/corpus: cannot be written"),
         (["export", "{run}", "--format", "npy", "--out", "{out}/v.npy"], "{out}/v.npy: cannot be written"),
         (["export", "{run}", "--format", "word2vec", "--out", "{out}/v.txt"], "{out}/v.txt: cannot be written"),
         (["export", "{run}", "--format", "projector", "--out", "{out}/p"], "{out}/p/vectors.tsv: cannot be written"),
@@ -78,6 +80,48 @@ def test_a_full_disk_is_named_and_nothing_is_left(run_z: Path, tmp_path: Path, c
     assert (done.returncode, done.stdout) == (1, "")
     assert named.format(out=out) in done.stderr and done.stderr.count("\n") == 1
     assert list(out.iterdir()) == []
+
+
+def test_a_picture_without_room_is_named_and_not_left(tmp_path: Path) -> None:
+    document: dict[str, Any] = {"benchmark": "distributed", "records": distributed_records(), "environment": {}}
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    done = run_lstlm(["bench", "plot", str(tmp_path / "r.json")], tmp_path)
+    assert done.code == 3 and "r.json: a record lacks 'step_ms'; " in done.err
+    document |= {"benchmark": "data", "records": []}
+    for what, rates in (("prepare", ("mib_per_s", "words_per_s")), ("minibatches", ("examples_per_s", "batch_us"))):
+        how = {"what": what, "method": "lstlm", "workers": 1, "kind": "bag", "context": 4, "m": 8, "seconds": 1.0}
+        document["records"].append(how | dict.fromkeys(rates, 1e6))
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    pytest.importorskip("matplotlib.font_manager")  # its cache is larger than what may be written below
+    line = f"ulimit -f 4; exec '{sys.executable}' -m lstlm bench plot r.json --plot new/r.png"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "lstlm: error: new/r.png: cannot be written: " in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_picture_that_could_not_be_drawn_is_refused_before_it_is_measured(
+    lstlm: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("lstlm.bench.output.run", lambda *_: pytest.fail("it measured"))
+    (tmp_path / "f.png").mkdir()
+    outcome = lstlm("bench", "output", "--quick", "--plot", tmp_path / "f.png")
+    refused(outcome, 2, f"--plot {tmp_path / 'f.png'}: cannot be written")
+
+
+def test_folders_that_were_made_for_nothing_go(lstlm: Call, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    outcome = lstlm("prepare", tmp_path / "empty.txt", "--out", tmp_path / "new" / "er" / "corpus")
+    refused(outcome, 3, "no words for training")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+def test_a_run_that_is_not_there_is_said_before_the_missing_pairs(
+    lstlm: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lstlm.evaluation.datasets.find_dataset", lambda *_: pytest.fail("it looked for the pairs"))
+    for kind in ("simlex", "wordsim", "analogy"):
+        refused(lstlm("eval", kind, tmp_path / "none"), 3, f"{tmp_path / 'none'}: no such run folder or file")
 
 
 def test_a_value_that_is_not_finite_is_refused_by_all_who_read_the_file(lstlm: Call, tmp_path: Path) -> None:
@@ -133,4 +177,4 @@ def test_an_interrupted_run_does_not_speak_of_missing_text(
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody can write to, not even root")
 def test_a_place_that_cannot_be_written_is_named_as_it_was_given(lstlm: Call, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a few words\n" * 9)
-    refused(lstlm("prepare", tmp_path / "text.txt", "--out", "/proc/none"), 1, "--out /proc/none: cannot be written")
+    refused(lstlm("prepare", tmp_path / "text.txt", "--out", "/proc/none"), 1, "/proc/none: cannot be written")

@@ -104,7 +104,7 @@ def test_keep_holds_corpus_and_run(lstlm: Call, text: Path, tmp_path: Path) -> N
     assert again.code == 0 and "is there already" in again.err
     assert Path("1.vec").read_bytes() == Path("2.vec").read_bytes()
     other = lstlm("vectors", text, "--out", "3.vec", "--keep", "kept", "--cased", "--threads", 1)
-    assert (other.code, "the folder is not empty" in other.err) == (2, True)
+    assert (other.code, "--keep kept: holds another corpus" in other.err) == (2, True)
     assert lstlm("vectors", text, "--out", "3.vec", "--keep", "kept", "--cased", "--threads", 1, "--force").code == 0
     assert "W0" in load_vectors("3.vec")
 
@@ -131,7 +131,7 @@ def test_the_json_says_what_was_done(lstlm: Call, text: Path) -> None:
         (["TEXT", "--out", "taken.vec"], 2, "exists; choose another name or add --force"),
         (["TEXT", "--out", "taken.vec/v.vec"], 2, "lies inside a file"),
         (["absent.txt", "--out", "v.vec"], 3, "no such file"),
-        (["short.txt", "--out", "v.vec"], 3, "no pair of words is left"),
+        (["short.txt", "--out", "v.vec"], 3, "so there is nothing to learn; give more text"),
         (["TEXT", "--out", "v.vec", "--dim", "60000"], 2, "a vector can be no longer than that"),
         ([], 2, "Missing"),
     ],

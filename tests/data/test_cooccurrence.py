@@ -216,7 +216,7 @@ def test_rows_of_which_a_file_is_missing_are_made_anew(corpus: Corpus) -> None:
 
 
 def test_settings_that_leave_no_pair_are_an_error(corpus: Corpus) -> None:
-    with pytest.raises(DataError, match="no pair of words is left; give more text, or lower data.min_pair"):
+    with pytest.raises(DataError, match="no two words stand together .* lower data.min_pair"):
         association_rows(corpus, {**SETTINGS, "min_pair": 1e9})
 
 

@@ -57,3 +57,11 @@ def test_simlex_where_its_file_is_found(lstlm: Cli, tmp_path: Path, monkeypatch:
     lstlm.ok(tmp_path / "run", train__simlex="true")
     assert len(figures(tmp_path / "run", "eval/simlex_spearman")) == 2
     assert set(figures(tmp_path / "run", "eval/simlex_pairs").values()) <= set(range(20, 31))
+
+
+def test_a_single_pair_of_words_has_no_score(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = tmp_path / "pairs.txt"
+    pairs.write_text("w1\tw2\t3\nabsent\tw1\t2\n")
+    monkeypatch.setattr("lstlm.evaluation.datasets.find_dataset", lambda kind, explicit: pairs)
+    outcome = lstlm.ok(tmp_path / "run", train__simlex="true")
+    assert "SimLex" not in outcome.err and "simlex" not in outcome.out and "loss" in outcome.out

@@ -1,6 +1,7 @@
 """The periodic evaluation: validation loss, perplexity where it is defined, hits, and SimLex-999."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -66,7 +67,8 @@ class Validator:
         if len(words := self._pairs.words) > 1:
             rows = network.input_rows(self._pairs.rows.to(network.embedding.weight.device))
             simlex = self._pairs.score(words, rows)["simlex"]
-            figures |= {"eval/simlex_spearman": simlex.spearman, "eval/simlex_pairs": simlex.pairs_used}
+            if isfinite(simlex.spearman):  # a single pair has no correlation
+                figures |= {"eval/simlex_spearman": simlex.spearman, "eval/simlex_pairs": simlex.pairs_used}
         if self._scorer is not None:
             figures.update(self._scorer(network))
         return figures
