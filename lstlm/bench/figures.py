@@ -184,6 +184,10 @@ def _setting(records: Sequence[Record]) -> str:
     return f"d = {first['d']}, m = {first['m']}, {first['dtype']}, {threads}; mean step{clock}, stabilisation included"
 
 
+def _times(value: float) -> str:
+    return f"{value:,.0f}×" if value >= 10 else f"{value:.1f}×"
+
+
 def _model(figure: Any, records: list[Record]) -> None:
     """Phases of a whole step as bars, logarithmic, one row a method."""
     left, right = figure.subplots(1, 2, sharey=True)
@@ -197,14 +201,14 @@ def _model(figure: Any, records: list[Record]) -> None:
         paper = [r.get(key.replace("speedup", "paper_cpu")) for r in records]
         axes.barh(rows, values, color=[COLOURS.get(r["method"], GREY) for r in records], height=0.6)
         for row, value, theirs in zip(rows, values, paper, strict=True):
-            if theirs is not None:
+            text = _times(value)
+            if theirs is not None and theirs != 1:  # naive is 1 by definition
                 axes.plot([theirs], [row], marker="D", markersize=6, color="white", markeredgecolor=BLACK)
-            text = f"{value:,.0f}×" if value >= 10 else f"{value:.1f}×"
-            close = theirs is not None and value / 1.3 < theirs < value * 3  # ◇ would lie on the number
-            end = max(value, theirs or 0.0) if close else max(value, 0.5)
+                text += f" (paper {_times(theirs)})"
+            end = max(value, theirs or 0.0, 0.5)
             axes.annotate(text, (end, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set(xscale="log", title=title, xlabel="speed-up over the naive step (×)")
-        axes.set_xlim(0.5, 4 * max(*values, *(v or 1.0 for v in paper)))
+        axes.set_xlim(0.5, 12 * max(*values, *(v or 1.0 for v in paper)))
         _plain_numbers(axes, y=False)
         axes.grid(visible=False, axis="y")
     left.set_yticks(rows, names)
