@@ -322,13 +322,4 @@ Example:
 @click.option("--plot", type=click.Path(path_type=Path), help="Picture to draw: .png, .pdf or .svg.")
 def plot(records: tuple[Path, ...], plot: Path | None) -> None:
     """Print the table of recorded results, several files as one, and draw their figure. Measures nothing."""
-    from lstlm.bench.records import read
-    from lstlm.errors import DataError
-
-    document = read(records)
-    try:
-        common.show(document)
-        if plot is not None:
-            common.draw(document, plot)
-    except KeyError as error:
-        raise DataError(f"{records[0]}: a record lacks {error}; `lstlm bench … --json` writes them all") from error
+    common.replay(records, plot)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lstlm.cli.common import MOST_THREADS, say, suggest
-from lstlm.errors import ConfigError
+from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from lstlm.bench.timing import Effort
 
-__all__ = ["deliver", "draw", "effort", "names", "say", "show", "use_threads"]
+__all__ = ["deliver", "draw", "effort", "names", "replay", "say", "show", "use_threads"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 MOST = 2**31
@@ -169,3 +169,16 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
     for written in draw_document(document, path):
         say(f"figure: {written}")
+
+
+def replay(paths: Sequence[Path], plot: Path | None) -> None:
+    """Print the table of recorded results, and draw their figure where `plot` says so."""
+    from lstlm.bench.records import read
+
+    document = read(paths)
+    try:
+        show(document)
+        if plot is not None:
+            draw(document, plot)
+    except KeyError as error:
+        raise DataError(f"{paths[0]}: a record lacks {error}; `lstlm bench … --json` writes them all") from error
