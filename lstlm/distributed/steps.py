@@ -85,8 +85,8 @@ class SquareHere(Square):
         self.grad_H_here = grad_H
         return grad_H
 
-    def sums(self, eta: float) -> tuple[Tensor, Tensor]:
-        """Return F of the rows here, and the sums over all examples and rows."""
+    def sums(self, eta: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return F of the rows here, the sums over all examples and rows, and ‖K‖²."""
         H, d = self.H, self.state.d
         F = H.new_zeros(len(self.words), d)
         F.index_add_(0, self.place, self._pairs(self.H_here) * self.do_here)
@@ -96,7 +96,8 @@ class SquareHere(Square):
         torch.mm(F.T, F, out=stack[2 * d : 3 * d])
         stack[3 * d] = self.p_here @ F
         stack[3 * d + 1] = 0 if self.ds is None else eta * (self.ds[self.part] @ H)
-        return F, self.state.total(stack)
+        total = self.state.total(stack)
+        return F, total, torch.linalg.vector_norm(total[:d]).square()
 
     def gather_h(self) -> None:
         """Make h that of all examples. Collective; sends O(md)."""

@@ -84,11 +84,11 @@ def read_rows(
 
 
 def write_rows(table: Tensor, ids: Tensor, values: Tensor, *, impl: Impl = "auto") -> None:
-    """table[ids] ← values (n,size); those of a repeated id must be the same."""
+    """table[ids] ← values (n,size), for ids each of which is there once."""
     if (code := _for_rows(impl, table)) is None:
         table.index_copy_(0, ids, values)
     else:
-        code.write_rows(table, _listed(ids), _rows(values))
+        code.write_rows(table, _listed(ids), _rows(values), get_num_threads())
 
 
 def add_rows(table: Tensor, change: RowValues, times: float = 1.0, *, impl: Impl = "auto") -> None:

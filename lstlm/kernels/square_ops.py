@@ -45,15 +45,18 @@ def square_backward(
 
 def square_sums(
     H: Tensor, W: Tensor, targets: Targets, p: Tensor | None, partials: Tensor, eta: float, *, impl: Impl = "auto"
-) -> tuple[Tensor, Tensor]:
-    """Return F = YᵀH (u,d), and K = HᵀBH, A = WᵀF, FᵀF, Fᵀp, c = η Hᵀds as (3d+2,d); b = 2η dq, W (u,d), p (u,)."""
+) -> tuple[Tensor, Tensor, float | Tensor]:
+    """Return F = YᵀH (u,d), K = HᵀBH, A = WᵀF, FᵀF, Fᵀp, c = η Hᵀds as (3d+2,d), and ‖K‖².
+
+    b = 2η dq, W (u,d), p (u,).
+    """
     if (code := native_for(impl, H)) is None:
         return reference.square_sums(H, W, targets, p, partials, eta)
     (m, d), u = H.shape, len(W)
     F, sums, BH = aligned(H, u, d), H.new_empty(3 * d + 2, d), aligned(H, min(m, AT_ONCE), d)
     bags = targets.place, targets.offsets
-    code.square_sums(H, W, *bags, p, partials, eta, F, sums, BH, get_num_threads())
-    return F, sums
+    squares: float = code.square_sums(H, W, *bags, p, partials, eta, F, sums, BH, get_num_threads())
+    return F, sums, squares
 
 
 def symmetric_series(K: Tensor, terms: int, *, impl: Impl = "auto") -> Tensor:

@@ -36,7 +36,7 @@ def square_backward(table: Tensor, W: Tensor, targets: Targets, partials: Tensor
 
 def square_sums(
     H: Tensor, W: Tensor, targets: Targets, p: Tensor | None, partials: Tensor, eta: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     m, d = H.shape
     dq, ds, do = partials[m : 2 * m], partials[2 * m : 3 * m], partials[3 * m :]
     F = torch.zeros_like(W)
@@ -48,7 +48,7 @@ def square_sums(
     FTF.copy_(F.T @ F)
     Fp.copy_(F.sum(0) if p is None else p @ F)
     c.copy_(eta * (ds @ H))
-    return F, sums
+    return F, sums, torch.linalg.vector_norm(K).square()
 
 
 def square_update(

@@ -71,7 +71,7 @@ def losses(
     """
     code = native_for("native", like)
     partials = like.new_empty(3 * targets.m + len(targets.ids))
-    finite = code.losses(partials, *loss, D, outputs, p, targets.values, targets.offsets, upstream)
+    finite = code.losses(partials, *loss, D, outputs, p, targets.values, targets.offsets, upstream, get_num_threads())
     return partials, bool(finite)
 
 
@@ -141,8 +141,10 @@ def low_rank_update(
 
 def add_up(table: Tensor, base: Tensor, *, impl: Impl = "auto") -> None:
     """Q, ω, w̄ ← base + recent, and Q has the transpose of its recent changes too."""
-    code = native_for(impl, table)
-    (reference if code is None else code).add_up(table, base)
+    if (code := native_for(impl, table)) is None:
+        reference.add_up(table, base)
+    else:
+        code.add_up(table, base, get_num_threads())
 
 
 # ---- the frame U -----------------------------------------------------------------------------------------------------

@@ -114,15 +114,15 @@ def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
     return inverse
 
 
-def inverse_excess(K: Tensor, eta: float, impl: Impl = "auto") -> tuple[Tensor, Shrink]:
-    """Return S = T⁻¹ − I (d,d) for T = I − K, K = HᵀBH symmetric, and the bounds on T. O(d³)."""
-    norm = torch.linalg.vector_norm(K)
+def inverse_excess(K: Tensor, squares: float | Tensor, eta: float, impl: Impl = "auto") -> tuple[Tensor, Shrink]:
+    """Return S = T⁻¹ − I (d,d) for T = I − K, K = HᵀBH symmetric, ‖K‖² = squares, and the bounds on T. O(d³)."""
     if not K.is_cpu:
+        norm = torch.as_tensor(squares).sqrt()
         allowed = _positive(K) & torch.isfinite(norm)
         rho = torch.where(allowed, norm, 0)
         inverse = torch.linalg.inv_ex(_identity_minus(K)).inverse
         return _plus_identity(inverse, -1.0), Shrink(rho.clamp(max=1.0), rho, allowed)
-    size = float(norm)
+    size = math.sqrt(squares)
     if not math.isfinite(size):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
     bounds = Shrink(min(size, 1.0), size)

@@ -61,6 +61,25 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
         assert torch.equal(value, three[name]), name
 
 
+def test_the_same_bits_where_passes_over_the_table_are_shared() -> None:
+    wide, many = 300, 1200  # d², n·d and the losses of m examples are worth sharing: WORTH_SHARING of native/common.h
+
+    def state(threads: int) -> dict[str, Tensor]:
+        random = torch.Generator().manual_seed(5)
+        torch.set_num_threads(1)  # W and its first WᵀW are PyTorch's
+        head = SphericalOutput(wide - 1, 2000, loss_of("z"), init_scale=0.3, generator=random)
+        torch.set_num_threads(threads)
+        for _ in range(3):
+            h = torch.randn(many, wide - 1, generator=random).tanh()
+            losses, gradient = head.learn(h, torch.randint(0, 2000, (many,), generator=random), 0.05)
+        return {**head.state.state_dict(), "losses": losses, "gradient": gradient}
+
+    one = state(1)
+    for threads in (2, 3):
+        for name, value in state(threads).items():
+            assert torch.equal(one[name], value), (threads, name)
+
+
 def test_the_gradient_norm_survives_a_changed_gradient() -> None:
     head = SphericalOutput(d - 1, D, loss_of("z"), dtype=torch.float64)
     h, ids = batch(0)

@@ -99,7 +99,7 @@ PART void add_half_gram(const Bags &bags, const Real *weights, Real *N, int64_t 
  * a prior, p (n,) is √π at the targets and D = Σπ. Returns whether all of them are finite. */
 static int64_t losses(Vector<Real> partials, int64_t kind, double a, double b, double D, Vector<const double> outputs,
                       Optional<Vector<const Real>> p, Vector<const double> t, Vector<const int64_t> offsets,
-                      Optional<Vector<const double>> upstream)
+                      Optional<Vector<const double>> upstream, int64_t threads)
 {
     const int64_t n = t.size, m = offsets.size - 1;
     need(kind >= SQUARED && kind <= Z_LOSS, "a loss that is known here");
@@ -108,18 +108,21 @@ static int64_t losses(Vector<Real> partials, int64_t kind, double a, double b, d
     need((!p.data || p.size == n) && (!upstream.data || upstream.size == m), "p (n,), upstream (m,)");
     Real *value = partials.data, *dq = value + m, *ds = dq + m, *dout = ds + m;
     const double *q = outputs.data, *s = q + m, *o = s + m;
-    double total = 0;
-    for (int64_t i = 0; i < m; i++) {
-        const double weight = upstream.data ? upstream[i] : 1.0 / (double)m;
-        Example example({kind, a, b, D}, q[i], s[i]);
-        for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
-            const double tilt = p.data ? p[k] : 1;
-            dout[k] = (Real)(example.add(o[k] / tilt, t[k]) / tilt * weight);
-            if (p.data) example.sum.value -= 2 * t[k] * log(tilt);
-            total += dout[k];
+    share_pass(threads, m, 64 * (1 + n / (m + 1)), [&](int64_t first, int64_t last) { /* a logarithm takes as long */
+        for (int64_t i = first; i < last; i++) {
+            const double weight = upstream.data ? upstream[i] : 1.0 / (double)m;
+            Example example({kind, a, b, D}, q[i], s[i]);
+            for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
+                const double tilt = p.data ? p[k] : 1;
+                dout[k] = (Real)(example.add(o[k] / tilt, t[k]) / tilt * weight);
+                if (p.data) example.sum.value -= 2 * t[k] * log(tilt);
+            }
+            value[i] = (Real)example.sum.value;
+            dq[i] = (Real)(example.sum.dq * weight), ds[i] = (Real)(example.sum.ds * weight);
         }
-        value[i] = (Real)example.sum.value, dq[i] = (Real)(example.sum.dq * weight), ds[i] = (Real)(example.sum.ds * weight);
-        total += q[i] + value[i] + dq[i] + ds[i];
-    }
+    });
+    double total = 0;
+    for (int64_t i = 0; i < m; i++) total += q[i];
+    for (int64_t i = 0; i < partials.size; i++) total += partials[i];
     return std::isfinite(total);
 }

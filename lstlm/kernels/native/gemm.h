@@ -51,14 +51,15 @@ static void (*const rows_of_product)(const Product *, int64_t, int64_t) =
 #endif
     any::rows_of_product;
 
-/* Where the rows of a thread begin: a whole number of tiles, for equal work. */
+/* Where the rows of a thread begin: a whole number of tiles, for equal work. That of a row of a symmetric product grows
+ * with its number, and has the blocks of the diagonal, which are computed whole. */
 static int64_t edge_of_share(const Product *p, int64_t part, int64_t parts)
 {
-    enum { TILE_ROWS = 12 }; /* a multiple of those of all processors */
-    const int64_t tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS;
-    const double share = (double)part / (double)parts;
-    const int64_t edge = (int64_t)((double)tiles * (p->symmetric ? sqrt(share) : share) + 0.5) * TILE_ROWS;
-    return edge < p->M ? edge : p->M;
+    const int64_t tile = LEVEL ? 6 : 4;
+    const double share = (double)part / (double)parts, M = (double)p->M, half_block = 32;
+    const double rows = p->symmetric ? sqrt(half_block * half_block + share * M * (M + 2 * half_block)) - half_block : share * M;
+    const int64_t edge = (int64_t)(rows / (double)tile + 0.5) * tile;
+    return part < parts && edge < p->M ? edge : p->M;
 }
 
 /* The rows of one thread. The sums are the same for any number of threads. */
@@ -85,21 +86,39 @@ static void product(int64_t threads, const char *turned, int64_t M, int64_t N, i
     multiply({M, N, K, (Real)alpha, (Real)beta, A, B, C, a ? 1 : lda, a ? lda : 1, b ? 1 : ldb, b ? ldb : 1, ldc}, threads);
 }
 
-/* C (d,d) ← alpha · AᵀB + beta · C, known to be symmetric, as C is, for A, B (K,d): 0.6 of the work for d = 300. */
-FOR_THIS_PROCESSOR static void mirror(int64_t d, Real *C, int64_t ldc)
+/* C (d,d), right of its diagonal, ← the transpose of rows [first, last) of what lies left of it. */
+FOR_THIS_PROCESSOR static void mirror_rows(int64_t first, int64_t last, Real *C, int64_t ldc)
 {
     enum { BLOCK = 16 };
-    for (int64_t top = 0; top < d; top += BLOCK)
-        for (int64_t left = 0; left <= top; left += BLOCK)
-            for (int64_t i = top; i < d && i < top + BLOCK; i++)
+    for (int64_t top = first; top < last; top += BLOCK)
+        for (int64_t left = 0; left < top + BLOCK; left += BLOCK)
+            for (int64_t i = top; i < last && i < top + BLOCK; i++)
                 for (int64_t j = left; j < i && j < left + BLOCK; j++) C[j * ldc + i] = C[i * ldc + j];
 }
 
+static void share_of_mirror(const void *of, int64_t part, int64_t parts)
+{
+    const Product *p = (const Product *)of;
+    mirror_rows(edge_of_share(p, part, parts), edge_of_share(p, part + 1, parts), p->C, p->ldc);
+}
+
+/* What a symmetric product has left out. */
+static void mirror(const Product &p, int64_t threads)
+{
+    const int64_t most = 1 + p.M * p.M / WORTH_SHARING;
+    if (threads > 1 && most > 1)
+        Threads::ours().share(threads < most ? threads : most, share_of_mirror, &p);
+    else
+        mirror_rows(0, p.M, p.C, p.ldc);
+}
+
+/* C (d,d) ← alpha · AᵀB + beta · C, known to be symmetric, as C is, for A, B (K,d): 0.6 of the work for d = 300. */
 static void symmetric_product(int64_t threads, int64_t d, int64_t K, double alpha, const Real *A, int64_t lda, const Real *B,
                               int64_t ldb, double beta, Real *C, int64_t ldc)
 {
-    multiply({d, d, K, (Real)alpha, (Real)beta, A, B, C, 1, lda, ldb, 1, ldc, true}, threads);
-    mirror(d, C, ldc);
+    const Product p = {d, d, K, (Real)alpha, (Real)beta, A, B, C, 1, lda, ldb, 1, ldc, true};
+    multiply(p, threads);
+    mirror(p, threads);
 }
 
 /* C ← alpha · A B + beta · C for A (M,K), B (K,N) of any strides. */

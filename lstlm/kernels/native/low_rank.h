@@ -155,14 +155,16 @@ PART void series(int64_t m, int64_t terms, Real *power, Real *spare, Real *sum, 
     for (int64_t i = 0; i < m; i++) sum[i * m + i] += 1;
 }
 
-/* Q, ω, w̄ = base + recent, and Q has the transpose of its recent changes too. */
-PART void add_up_gram(const Layout &at, const Matrix<Real> &table, const Real *base)
+/* Q = base + recent + the transpose of its recent changes, in rows of blocks from one up to another. */
+enum { BLOCK_OF_Q = 16 };
+FOR_THIS_PROCESSOR static void add_up_blocks(const Layout &at, const Matrix<Real> &table, const Real *base, int64_t first,
+                                             int64_t last)
 {
-    enum { BLOCK = 16 };
+    enum { BLOCK = BLOCK_OF_Q };
     const int64_t d = at.d, width = table.apart; /* a multiple of BLOCK: beyond d there are zeros */
     const Real *recent = table[at.recent];
     Real *gram = table.data;
-    for (int64_t top = 0; top < d; top += BLOCK) {
+    for (int64_t top = first * BLOCK; top < d && top < last * BLOCK; top += BLOCK) {
         const int64_t height = d - top < BLOCK ? d - top : BLOCK;
         for (int64_t left = 0; left < d; left += BLOCK) {
             const int64_t breadth = d - left < BLOCK ? d - left : BLOCK;
@@ -176,7 +178,16 @@ PART void add_up_gram(const Layout &at, const Matrix<Real> &table, const Real *b
             }
         }
     }
-    for (int64_t k = d * width; k < (d + 2) * width; k++) gram[k] = base[k] + recent[k];
+}
+
+/* Q, ω, w̄ = base + recent, and Q has the transpose of its recent changes too. */
+static void add_up_gram(const Layout &at, const Matrix<Real> &table, const Real *base, int64_t threads)
+{
+    const int64_t d = at.d, width = table.apart;
+    share_pass(threads, (d + BLOCK_OF_Q - 1) / BLOCK_OF_Q, BLOCK_OF_Q * width, [&](int64_t first, int64_t last) {
+        add_up_blocks(at, table, base, first, last);
+    });
+    for (int64_t k = d * width; k < (d + 2) * width; k++) table.data[k] = base[k] + table[at.recent][k];
 }
 
 static Layout check_table(const Matrix<Real> &table, const Matrix<const Real> &base)
@@ -188,12 +199,10 @@ static Layout check_table(const Matrix<Real> &table, const Matrix<const Real> &b
     return at;
 }
 
-FOR_THIS_PROCESSOR static void add_up_here(const Layout &at, const Matrix<Real> &table, const Real *base)
+static void add_up(Matrix<Real> table, Matrix<const Real> base, int64_t threads)
 {
-    add_up_gram(at, table, base);
+    add_up_gram(check_table(table, base), table, base.data, threads);
 }
-
-static void add_up(Matrix<Real> table, Matrix<const Real> base) { add_up_here(check_table(table, base), table, base.data); }
 
 /* A minibatch after `backward`, and the learning rate. */
 struct Update {
@@ -250,7 +259,7 @@ FOR_THIS_PROCESSOR static void apply(const Layout &at, const Update &s, int64_t 
         deviation[j] = U_inv_T[j * (width + 1)]++;
         deviation[d + j] = U[j * (width + 1)]++;
     }
-    add_up_gram(at, table, base);
+    add_up_gram(at, table, base, s.threads);
 }
 
 /* The update of the whole table; J (m,d) ← H U'⁻¹, of which V gets −η YᵀJ. `squares` (3m,m) has A of low_rank_shrink first

@@ -56,15 +56,17 @@ static void sum_rows(Matrix<const Real> table, Vector<const int64_t> ids, int64_
     });
 }
 
-/* Row ids[k] of table ← values[k], one after the other. */
-static void write_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values)
+/* Row ids[k] of table ← values[k], for ids each of which is there once. */
+static void write_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values, int64_t threads)
 {
     need(values.rows == ids.size && values.columns == table.columns, "a row of values for an id");
     check_rows(ids, table.rows);
-    for (int64_t k = 0; k < ids.size; k++) {
-        if (k + AHEAD < ids.size) prefetch(table[ids[k + AHEAD]], table.columns);
-        memcpy(table[ids[k]], values[k], table.columns * sizeof(Real));
-    }
+    share_pass(threads, ids.size, table.columns, [&](int64_t first, int64_t last) {
+        for (int64_t k = first; k < last; k++) {
+            if (k + AHEAD < last) prefetch(table[ids[k + AHEAD]], table.columns);
+            memcpy(table[ids[k]], values[k], table.columns * sizeof(Real));
+        }
+    });
 }
 
 FOR_THIS_PROCESSOR static void add_to_rows(const Matrix<Real> &table, const Vector<const int64_t> &ids,

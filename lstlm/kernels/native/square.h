@@ -117,8 +117,16 @@ FOR_THIS_PROCESSOR static void weigh_examples(const Weighing &s, int64_t start, 
     }
 }
 
-/* F (u,d) = YᵀH, and sums (3d+2,d) ← K = HᵀBH, A = WᵀF, FᵀF, Fᵀp, c = η Hᵀds; b = 2η dq. Scratch: BH (≤m,d). */
-static void square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const int64_t> place,
+FOR_THIS_PROCESSOR static double squares_of(int64_t rows, const Matrix<Real> &x)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < rows; i++) sum += dot_of(x[i], x[i], x.columns);
+    return sum;
+}
+
+/* F (u,d) = YᵀH, and sums (3d+2,d) ← K = HᵀBH, A = WᵀF, FᵀF, Fᵀp, c = η Hᵀds; b = 2η dq. Returns the sum of the squares
+ * of K. Scratch: BH (≤m,d). */
+static double square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const int64_t> place,
                         Vector<const int64_t> offsets, Optional<Vector<const Real>> p, Vector<const Real> partials,
                         double eta, Matrix<Real> F, Matrix<Real> sums, Matrix<Real> BH, int64_t threads)
 {
@@ -133,19 +141,20 @@ static void square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const
         for (int64_t w = first; w < last; w++) memset(F[w], 0, d * sizeof(Real));
     });
     memset(s.Fp, 0, d * sizeof(Real)), memset(s.c, 0, d * sizeof(Real));
+    Product K = {d, d, 0, (Real)(2 * eta), 0, BH.data, H.data, sums.data, 1, BH.apart, H.apart, 1, sums.apart, true};
     for (int64_t i = 0; i < m; i += BH.rows) { /* as many at a time as stay in the cache */
         s.BH.rows = m - i < BH.rows ? m - i : BH.rows;
         share_pass(threads, (d + LANES - 1) / LANES, 2 * LANES * s.BH.rows, [&](int64_t first, int64_t last) {
             weigh_examples(s, i, first * LANES, last * LANES < d ? last * LANES : d);
         });
-        multiply({d, d, s.BH.rows, (Real)(2 * eta), (Real)(i > 0), BH.data, H[i], sums.data, 1, BH.apart, H.apart, 1,
-                  sums.apart, true},
-                 threads);
+        K.K = s.BH.rows, K.beta = i > 0, K.B = H[i];
+        multiply(K, threads);
     }
-    mirror(d, sums.data, sums.apart);
+    mirror(K, threads);
     for (int64_t j = 0; j < d; j++) s.c[j] *= (Real)eta;
     product(threads, "TN", d, d, u, 1, W.data, W.apart, F.data, F.apart, 0, sums[d], sums.apart);
     symmetric_product(threads, d, u, 1, F.data, F.apart, F.data, F.apart, 0, sums[2 * d], sums.apart);
+    return squares_of(d, sums);
 }
 
 /* sum (d,d) ← K + K² + … + Kⁿ, n = `terms` of 1, 2, 4, …; K (d,d) is symmetric, and so is every product of its powers.
@@ -155,21 +164,21 @@ static void symmetric_series(Matrix<const Real> K, int64_t terms, Flat<Real> sum
 {
     const int64_t d = K.rows, size = d * d;
     need(K.columns == d && sum.size == size && power.size == size && spare.size == size, "K and its powers (d,d)");
-    Real *now = sum.data, *next = spare.data; /* K + … + Kⁿ */
-    for (int64_t i = 0; i < d; i++) memcpy(now + i * d, K[i], d * sizeof(Real)), memcpy(power.data + i * d, K[i], d * sizeof(Real));
+    share_pass(threads, d, d, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++)
+            memcpy(sum.data + i * d, K[i], d * sizeof(Real)), memcpy(power.data + i * d, K[i], d * sizeof(Real));
+    });
+    Real *now = power.data, *next = spare.data; /* Kⁿ, while the sum is K + … + Kⁿ */
     for (int64_t n = 1; n < terms; n *= 2) {
-        if (n == 2) /* K + K² is known */
-            for (int64_t i = 0; i < size; i++) power.data[i] = now[i] - power.data[i];
-        if (n > 2) {
-            symmetric_product(threads, d, d, 1, power.data, d, power.data, d, 0, next, d);
-            memcpy(power.data, next, size * sizeof(Real));
-        }
-        memcpy(next, now, size * sizeof(Real));
-        symmetric_product(threads, d, d, 1, now, d, power.data, d, 1, next, d);
+        symmetric_product(threads, d, d, 1, sum.data, d, now, d, 0, next, d);
+        share_pass(threads, size, 1, [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; i++) sum.data[i] += next[i];
+        });
+        if (2 * n >= terms) break;
+        if (n > 1) symmetric_product(threads, d, d, 1, now, d, now, d, 0, next, d); /* else that is K² already */
         Real *other = now;
         now = next, next = other;
     }
-    if (now != sum.data) memcpy(sum.data, now, size * sizeof(Real));
 }
 
 /* What `square_update` is given and makes room for: QK (d+2,d) of Q, ω and w̄, then steps of U⁻ᵀ and U (d,d). */
@@ -179,16 +188,15 @@ struct SquareUpdate {
     double eta, p_norm2;
 };
 
-/* QK ← G = ½Q − S and recent −= S − ½η² FᵀF + z cᵀ − ½‖p‖² ccᵀ, S = ½QK + ηA, z = w̄ − Kw̄ − η Fᵀp; then those of ω and w̄. */
+/* QK ← G = ½Q − S and recent −= S − ½η² FᵀF + z cᵀ − ½‖p‖² ccᵀ, S = ½QK + ηA, z = w̄ − Kw̄ − η Fᵀp, in rows [first, last). */
 FOR_THIS_PROCESSOR static void add_to_recent(const Layout &at, const Matrix<Real> &table, const SquareUpdate &s,
-                                             const Matrix<Real> &QK)
+                                             const Matrix<Real> &QK, int64_t first, int64_t last)
 {
     const int64_t d = at.d;
     const Real eta = (Real)s.eta, half_square = eta * eta / 2, p_norm2 = (Real)s.p_norm2;
-    Real *w_bar_step = QK[d + 1];
-    for (int64_t j = 0; j < d; j++) w_bar_step[j] += eta * s.Fp[j];
-    for (int64_t i = 0; i < d; i++) {
-        const Real z = table[at.w_bar][i] - w_bar_step[i] - p_norm2 / 2 * s.c[i], *Q = table[i];
+    for (int64_t i = first; i < last; i++) {
+        const Real w_bar_step = QK[d + 1][i] + eta * s.Fp[i];
+        const Real z = table[at.w_bar][i] - w_bar_step - p_norm2 / 2 * s.c[i], *Q = table[i];
         const Real *A = s.A + i * s.apart, *FTF = s.FTF + i * s.apart;
         Real *G = QK[i], *recent = table[at.recent + i];
         for (int64_t j = 0; j < d; j++) {
@@ -196,21 +204,25 @@ FOR_THIS_PROCESSOR static void add_to_recent(const Layout &at, const Matrix<Real
             recent[j] -= S - half_square * FTF[j] + z * s.c[j];
             G[j] = Q[j] / 2 - S;
         }
-    }
-    for (int64_t j = 0; j < d; j++) {
-        table[at.recent + d][j] -= QK[d][j] + s.c[j];
-        table[at.recent + d + 1][j] -= w_bar_step[j] + p_norm2 * s.c[j];
+        table[at.recent + d][i] -= QK[d][i] + s.c[i];
+        table[at.recent + d + 1][i] -= w_bar_step + p_norm2 * s.c[i];
     }
 }
 
-/* F (d,d), whose diagonal is 1 + deviation, += times · step. */
-FOR_THIS_PROCESSOR static void move_frame(const Matrix<Real> &F, Real *deviation, Real times, const Matrix<Real> &step)
+/* F (d,d), whose diagonal is 1 + deviation, += times · step, in rows [first, last). */
+FOR_THIS_PROCESSOR static void move_rows(const Matrix<Real> &F, Real *deviation, Real times, const Matrix<Real> &step,
+                                         int64_t first, int64_t last)
 {
-    for (int64_t i = 0; i < F.rows; i++) {
+    for (int64_t i = first; i < last; i++) {
         deviation[i] += times * step[i][i];
         for (int64_t j = 0; j < F.rows; j++) F[i][j] += times * step[i][j];
         F[i][i] = deviation[i] + 1;
     }
+}
+
+static void move_frame(const Matrix<Real> &F, Real *deviation, Real times, const Matrix<Real> &step, int64_t threads)
+{
+    share_pass(threads, F.rows, F.rows, [&](int64_t first, int64_t last) { move_rows(F, deviation, times, step, first, last); });
 }
 
 /* The update of the whole table, given the sums and S = T⁻¹ − I (d,d), T = I − K. Scratch: room (d+2,d). */
@@ -223,11 +235,11 @@ static void square_update(Matrix<Real> table, Matrix<const Real> base, Flat<Real
     need(deviation.size == 2 * d && room.rows == d + 2 && room.columns == d, "deviation (2,d), room (d+2,d)");
     const SquareUpdate s = {sums[0], sums[d], sums[2 * d], sums[3 * d], sums[3 * d + 1], sums.apart, eta, p_norm2};
     product(threads, "NN", d + 2, d, d, 1, table.data, width, s.K, s.apart, 0, room.data, room.apart);
-    add_to_recent(at, table, s, room);
+    share_pass(threads, d, d, [&](int64_t first, int64_t last) { add_to_recent(at, table, s, room, first, last); });
     product(threads, "NN", d, d, d, -1, s.K, s.apart, room.data, room.apart, 1, table[at.recent], width); /* − KG */
     product(threads, "NN", d, d, d, 1, table[at.U], width, s.K, s.apart, 0, room.data, room.apart);
-    move_frame({table[at.U], d, d, width}, deviation.data + d, -1, room);
+    move_frame({table[at.U], d, d, width}, deviation.data + d, -1, room, threads);
     multiply({d, d, d, 1, 0, table[at.U_inv_T], S.data, room.data, width, 1, S.along, S.down, room.apart}, threads);
-    move_frame({table[at.U_inv_T], d, d, width}, deviation.data, 1, room);
-    add_up_here(at, table, base.data);
+    move_frame({table[at.U_inv_T], d, d, width}, deviation.data, 1, room, threads);
+    add_up_gram(at, table, base.data, threads);
 }

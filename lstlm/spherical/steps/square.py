@@ -32,8 +32,8 @@ class Square(Step):
     def update(self, eta: float) -> Shrink:
         state = self.state
         self.check_state(self.table)
-        F, sums = self.sums(eta)
-        S, shrink = inverse_excess(sums[: state.d], eta, state.impl)
+        F, sums, squares = self.sums(eta)
+        S, shrink = inverse_excess(sums[: state.d], squares, eta, state.impl)
         allowed = None if shrink.allowed is None else shrink.allowed & torch.isfinite(self.partials.sum())
         square_ops.square_update(state.tables, sums, S, state.p_norm2, eta, allowed, impl=state.impl)
         F = F if allowed is None else torch.where(allowed, F, 0)
@@ -41,8 +41,8 @@ class Square(Step):
         state.count_update()
         return shrink._replace(allowed=allowed)
 
-    def sums(self, eta: float) -> tuple[Tensor, Tensor]:
-        """Return F = YᵀH (n,d), and K = HᵀBH, A = W_uᵀF, FᵀF (d,d), Fᵀp, c (d,), below each other."""
+    def sums(self, eta: float) -> tuple[Tensor, Tensor, float | Tensor]:
+        """Return F = YᵀH (n,d), K = HᵀBH, A = W_uᵀF, FᵀF (d,d), Fᵀp, c (d,), below each other, and ‖K‖²."""
         given = self.H, self.W_u, self.targets, self.p_u, self.partials, eta
         return square_ops.square_sums(*given, impl=self.state.impl)
 
