@@ -23,7 +23,7 @@ from lstlm.errors import ConfigError
 from lstlm.nn.network import Network
 from lstlm.training.log.metrics import finite_or_none
 from lstlm.training.loop.dryrun import dry_run
-from lstlm.training.loop.validate import Validator, WordPairs
+from lstlm.training.loop.validate import WordPairs
 from lstlm.training.run.saved import read_status
 from lstlm.training.run.session import train
 
@@ -139,11 +139,12 @@ def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordS
     """Train one configuration, or go on with it, and return a record for each evaluation."""
     with _folder(plan, f"{label}-{seed}") as folder:
         if not _is_done(plan, folder):
-            paced = _paced(plan, config, corpus, scores, folder)
+            paced = _paced(plan, config, corpus, folder)
             paced = replace(paced, train=replace(paced.train, seed=seed))
             resume = None if plan.runs is None else "auto"
             device = torch.device("cpu")
-            summary = train(paced, folder, resume=resume, device=device, quiet=True, scorer=scores, now=plan.now)
+            settings: dict[str, Any] = {"resume": resume, "device": device, "quiet": True, "scorer": scores}
+            summary = train(paced, folder, now=plan.now, aside_counts=False, **settings)
             if summary.signal is not None:
                 raise SystemExit(128 + summary.signal)  # the others are not to be trained either
         points = curve((folder / METRICS).read_text(encoding="utf-8").splitlines())
@@ -171,34 +172,22 @@ def _is_done(plan: Plan, folder: Path) -> bool:
     return train.max_minutes is not None and 60 * train.max_minutes >= plan.seconds
 
 
-def _paced(plan: Plan, config: Config, corpus: Corpus, scores: WordScores, folder: Path) -> Config:
+def _paced(plan: Plan, config: Config, corpus: Corpus, folder: Path) -> Config:
     """Return the configuration with evaluations at the points of the plan; a run that goes on keeps its points."""
     pace: dict[str, Any] = {"log_every": 1, "eval_every": 1}  # every pass: they are few, and long
     if plan.steps is not None:
         log_every = max(1, plan.steps // plan.points // 4)
         pace = {"log_every": log_every, "eval_every": 4 * log_every}
     elif not _in_passes(config):
-        step_ms, evaluation_s = _costs(plan, config, corpus, scores)
+        step_ms = dry_run(config, corpus, torch.device("cpu"), plan.now).step_ms
         log_every = max(1, round(1e3 * plan.seconds / step_ms / plan.points / 4))
-        # The trainer's budget counts evaluations too; what is promised here is seconds of training.
-        minutes = (plan.seconds + evaluation_s * (plan.points + 1)) / 60
-        pace = {"log_every": log_every, "eval_every": 4 * log_every, "max_minutes": minutes}
+        pace = {"log_every": log_every, "eval_every": 4 * log_every}
     if (folder / "config.yaml").is_file():
         before = load_config(folder / "config.yaml").train
         pace |= {"log_every": before.log_every, "eval_every": before.eval_every}
     # Checkpoints are not what is measured: the best and the last, and where a run may go on, one an evaluation.
     pace |= {"checkpoint_every": 10**9 if plan.runs is None else pace["eval_every"], "keep_checkpoints": 1}
     return replace(config, train=replace(config.train, simlex=False, **pace))
-
-
-def _costs(plan: Plan, config: Config, corpus: Corpus, scores: WordScores) -> tuple[float, float]:
-    """Return what a step takes in milliseconds, and an evaluation in seconds."""
-    step_ms = dry_run(config, corpus, torch.device("cpu"), plan.now).step_ms
-    counts = corpus.vocabulary.shown_counts(config.data.unknown)
-    network = Network(config, counts, generator=torch.Generator().manual_seed(1))
-    began = plan.now()
-    Validator(config, corpus, scores)(network)
-    return step_ms, plan.now() - began
 
 
 def curve(lines: Iterable[str]) -> list[Record]:

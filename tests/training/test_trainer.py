@@ -106,6 +106,23 @@ def test_epochs_and_minutes_end_a_run(lstlm: Cli, tmp_path: Path, monkeypatch: p
     assert 0.3 <= by_time["elapsed_s"] < 0.32 and by_time["step"] > 0
 
 
+@pytest.mark.parametrize("aside_counts", [True, False])
+def test_an_evaluation_uses_up_minutes_unless_steps_alone_count(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside_counts: bool
+) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setitem(train.__kwdefaults__, "aside_counts", aside_counts)
+
+    def slow(self: Validator, network: object, stop: object) -> dict[str, float]:
+        clock.seconds += 100
+        return {"eval/loss": 1.0}
+
+    monkeypatch.setattr(Validator, "__call__", slow)
+    settings = {"train__max_steps": "null", "train__max_minutes": 0.01, "train__eval_every": 10}
+    steps = json.loads(lstlm.ok(tmp_path / "run", "--json", **settings).out)["step"]
+    assert steps == 10 if aside_counts else steps > 20
+
+
 def test_minutes_count_over_resumes(lstlm: Cli, tmp_path: Path) -> None:
     settings = {"train__max_steps": "null", "train__max_minutes": 0.005}
     first = json.loads(lstlm.ok(tmp_path / "run", "--json", **settings).out)

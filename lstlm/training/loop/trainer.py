@@ -34,6 +34,7 @@ class Trainer:
         self.figures: dict[str, float] = {}  # of the last evaluation
         self.words_per_second = 0.0
         self.now: Callable[[], float] = perf_counter  # what counts as time
+        self.aside_counts = True  # whether evaluations and checkpoints use up the time of the budget
         self._facts = facts
         self._diagnose = Diagnostics()
         self._writer = CheckpointWriter(self.root, facts, self.config.train.keep_checkpoints)
@@ -56,7 +57,8 @@ class Trainer:
                 self._wind_up(stopped)
             self._note_finished(self._writer.wait())
             # A budget that ran out while the last checkpoint was written must be found spent by whoever resumes.
-            if self._unsaved or self.budget.spent(0, self.elapsed()) > self.budget.spent(0, self._saved_elapsed):
+            used, saved = self._used(self.elapsed()), self._used(self._saved_elapsed)
+            if self._unsaved or self.budget.spent(0, used) > self.budget.spent(0, saved):
                 self._save()
                 self._note_finished(self._writer.wait())
 
@@ -64,12 +66,16 @@ class Trainer:
         """Say whether there is nothing left to do."""
         patience = self.config.train.patience
         worn_out = patience is not None and self.progress.stale >= patience
-        return worn_out or self.budget.spent(self.progress.step, self.elapsed())
+        return worn_out or self.budget.spent(self.progress.step, self._used(self.elapsed()))
 
     def elapsed(self) -> float:
         """Return the seconds of training, over all processes of the run."""
         self.progress.elapsed = self.now() - self._started
         return self.progress.elapsed
+
+    def _used(self, elapsed: float) -> float:
+        """Return how many of the elapsed seconds count for the budget."""
+        return elapsed if self.aside_counts else elapsed - self.progress.aside
 
     def _do_what_is_due(self, stopped: Callable[[], bool]) -> None:
         """Log, evaluate and save as the step number asks. A resumed run begins here, with what was left out."""
@@ -90,7 +96,7 @@ class Trainer:
 
     def _lr_scale(self) -> float:
         optim, progress = self.config.optim, self.progress
-        share = self.budget.progress(progress.step, progress.elapsed)
+        share = self.budget.progress(progress.step, self._used(progress.elapsed))
         scale = progress.lr_factor * warmup_factor(progress.step, optim.warmup_steps)
         return scale * decay_factor(optim.schedule, share)
 

@@ -75,12 +75,14 @@ def train(
     scorer: Scorer | None = None,
     ranks: Ranks | None = None,
     now: Callable[[], float] = time.perf_counter,
+    aside_counts: bool = True,
 ) -> Summary:
     """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint.
 
     `threads` None takes as many as a step is worth.
     `scorer` gives further figures of the network, logged with those of every evaluation. With `ranks`, all of them
-    call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log.
+    call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log;
+    evaluations and checkpoints count for the former unless `aside_counts` is off.
     """
     corpus = Corpus.open(Path(config.data.dir))
     check_embedding(config, corpus)  # now, before a folder is made
@@ -94,7 +96,8 @@ def train(
 
         take() if ranks is None else ranks.on_first(take)
         try:
-            return _train(config, folder, corpus, _Options(resume, device, force, quiet, scorer, ranks, now))
+            options = _Options(resume, device, force, quiet, scorer, ranks, now, aside_counts)
+            return _train(config, folder, corpus, options)
         except OSError as error:
             name = error.filename  # TensorBoard's are bytes
             where = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else folder
@@ -110,6 +113,7 @@ class _Options:
     scorer: Scorer | None = None
     ranks: Ranks | None = None
     now: Callable[[], float] = time.perf_counter
+    aside_counts: bool = True
 
     @property
     def first(self) -> bool:
@@ -159,7 +163,7 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
         log.board.settings(to_dict(config), dump_config(config))
         make = Trainer if ranks is None else RankTrainer
         trainer = make(learner, Validator(config, corpus, options.scorer), budget, log, folder, _facts(config, corpus))
-        trainer.now = options.now
+        trainer.now, trainer.aside_counts = options.now, options.aside_counts
         if checkpoint is not None:
             trainer.load(checkpoint)
         return _run(trainer, folder, corpus, ranks)
