@@ -9,8 +9,8 @@ Each has the best of Adam's rates 0.002, 0.004, 0.008, 0.016 (and 0.032 for torc
 Memory is that of a head's weights, gradients and optimiser state. It printed, on one core of a busy machine:
 
     16213 words, 300 steps of 32 x 20
-    ShortlistSoftmax            perplexity  223.8    13.4 CPU s   head   26.3 MiB
-    AdaptiveLogSoftmaxWithLoss  perplexity  219.8    14.2 CPU s   head    8.7 MiB
+    ShortlistSoftmax            perplexity  229.8    12.0 CPU s   head   12.9 MiB
+    AdaptiveLogSoftmaxWithLoss  perplexity  219.8    14.0 CPU s   head    8.7 MiB
 """
 
 from __future__ import annotations
