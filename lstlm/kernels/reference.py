@@ -36,6 +36,17 @@ def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
     return ordered[:1].repeat(len(ordered)).index_copy_(0, number, ordered), place
 
 
+def merge(targets: Targets) -> Tensor:
+    """Return the values (n,): the first of an example's pairs with one output has the sum of theirs, the others 0."""
+    pair = targets.example * len(targets.words) + targets.place
+    ordered, order = pair.sort(stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    number = first.cumsum(0) - 1
+    sums = torch.zeros_like(targets.values).index_add_(0, number, targets.values[order])
+    return torch.empty_like(sums).index_copy_(0, order, torch.where(first, sums[number], 0.0))
+
+
 def spread(values: Tensor, each: int) -> Tensor:
     """Return values (n,size), one for each id, given one for every `each` of them."""
     return values if each == 1 else values.repeat_interleave(each, 0)

@@ -79,20 +79,18 @@ class Targets:
 
     def merged(self) -> Targets:
         """Give the first of an example's pairs with one output the sum of their values, and 0 to the others."""
-        if self.each == 1 or (native_for_ids(self.impl, self.ids) is not None and not self.distinct.repeated):
+        if self.each == 1:
             return self
-        # by example, then by id; both sorts are stable
-        by_id = self.ids.argsort(stable=True)
-        order = by_id[self.example[by_id].argsort(stable=True)]
-        ids, example = self.ids[order], self.example[order]
-        first = torch.ones_like(ids, dtype=torch.bool)
-        first[1:] = (ids[1:] != ids[:-1]) | (example[1:] != example[:-1])
-        if ids.is_cpu and bool(first.all()):
+        if (code := native_for_ids(self.impl, self.ids)) is None:
+            values = reference.merge(self)
+        elif not self.distinct.repeated:
             return self
-        number = first.cumsum(0) - 1
-        sums = torch.zeros_like(self.values).index_add_(0, number, self.values[order])
-        values = torch.where(first, sums[number], 0.0)
-        return Targets(ids, values, self.m, None if self.each else self.offsets, impl=self.impl)
+        else:
+            values, first = torch.empty_like(self.values), torch.empty_like(self.words)
+            code.merge(self.place, self.offsets, self.values, values, first)
+        merged = Targets(self.ids, values, self.m, None if self.each else self.offsets, impl=self.impl)
+        merged.distinct = self.distinct
+        return merged
 
     @staticmethod
     def join(parts: list[Targets]) -> Targets:

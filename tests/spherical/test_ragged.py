@@ -263,6 +263,18 @@ def test_operations_in_both_forms(name: str) -> None:
     torch.testing.assert_close(found["native"], found["torch"], **CLOSE)
 
 
+@pytest.mark.parametrize("impl", ["auto", "torch"])
+def test_repeated_targets_of_an_example_are_merged_into_the_first(impl: choice.Impl) -> None:
+    ids, offsets = torch.tensor([4, 7, 4, 7, 4, 4, 9, 4]), torch.tensor([0, 4, 4, 5, 8])
+    values = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], dtype=torch.float64)
+    merged = Targets(ids, values, 4, offsets, impl=impl).merged()
+    assert merged.values.tolist() == [5.0, 10.0, 0.0, 0.0, 16.0, 160.0, 64.0, 0.0]
+    assert torch.equal(merged.ids, ids) and torch.equal(merged.offsets, offsets)
+    assert torch.equal(merged.words[merged.place], ids)
+    square = Targets(ids, values, 4, impl=impl).merged()  # (m,K)
+    assert square.each == 2 and square.values.tolist() == [1.0, 2.0, 4.0, 8.0, 48.0, 0.0, 64.0, 128.0]
+
+
 @pytest.mark.skipif(choice.native is None, reason="no compiled code")
 def test_compiled_code_refuses_bags_that_lead_out_of_its_tables() -> None:
     rows, X, weights = torch.zeros(3, 4), torch.zeros(2, 4), torch.zeros(3)

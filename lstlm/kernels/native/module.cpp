@@ -77,6 +77,26 @@ static std::tuple<int64_t, int64_t> distinct(Vector<const int64_t> ids, Vector<c
     return {count, repeated};
 }
 
+/* merged (n,) ← values, but of those of an example's pairs with the same word, of u, the first has the sum and the others 0.
+ * Scratch: first (u,), where each word was seen first in the latest example that has it. */
+static void merge(Vector<const int64_t> place, Vector<const int64_t> offsets, Vector<const double> values,
+                  Vector<double> merged, Vector<int64_t> first)
+{
+    need(values.size == place.size && merged.size == place.size, "values, merged (n,)");
+    check_offsets(offsets, place.size);
+    check_rows(place, first.size);
+    for (int64_t w = 0; w < first.size; w++) first[w] = -1;
+    for (int64_t i = 0; i + 1 < offsets.size; i++)
+        for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
+            const bool again = first[place[k]] >= offsets[i];
+            merged[k] = again ? 0 : values[k];
+            if (again)
+                merged[first[place[k]]] += values[k];
+            else
+                first[place[k]] = k;
+        }
+}
+
 #define METHOD(name, ...) {#name, (PyCFunction)(void (*)())__VA_ARGS__, METH_FASTCALL, nullptr}
 #define ONE(name) METHOD(name, call<name>)
 #define BOTH(name) METHOD(name, call_either<float32::name, float64::name>)
@@ -86,7 +106,7 @@ static PyMethodDef functions[] = {
     BOTH(leave_segments), BOTH(low_rank_outputs), BOTH(losses), BOTH(low_rank_backward), BOTH(low_rank_shrink), BOTH(add_up),
     BOTH(low_rank_update), BOTH(square_outputs), BOTH(square_backward), BOTH(square_sums),
     BOTH(symmetric_series), BOTH(square_update), BOTH(cross_entropy), BOTH(adagrad_table), BOTH(dot_bags), BOTH(sum_bags), BOTH(add_bags),
-    ONE(distinct), ONE(outside), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
+    ONE(distinct), ONE(merge), ONE(outside), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
 
 /* Find how PyTorch describes its tensors. */
 static bool find_exchange()
