@@ -175,8 +175,10 @@ def test_expected_rows_are_brought_out_of_closed_segments() -> None:
     history, ids = head.state.history, torch.arange(D)
     assert int(history.stamp.min()) < history.start, "some row is in a closed segment"
     before, old = head.weight(), int((history.stamp < history.start).sum())
+    head.expect(ids[:16])
+    assert int((history.stamp < history.start).sum()) == old - 5, "the five oldest were brought forward"
     head.expect(ids.repeat(2))
-    assert int((history.stamp < history.start).sum()) == max(0, old - 5), "the five oldest were brought forward"
+    assert int((history.stamp < history.start).sum()) == max(0, old - 5 - 2 * D // 4), "and a quarter of many"
     for _ in range(D // 5):
         head.expect(ids)
     assert int(history.stamp.min()) >= history.start
