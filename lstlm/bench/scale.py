@@ -196,8 +196,9 @@ def figures(entries: Sequence[dict[str, Any]]) -> Record:
         raise LstlmError("too few steps to measure: give more --minutes, or a smaller train.log_every with --set")
     begin, end = logged[0], logged[-1]
     window = min(60.0, end[_TRAINING] / 3)
-    first = [e for e in logged if e[_TRAINING] <= begin[_TRAINING] + window]
-    last = [e for e in logged if e[_TRAINING] >= end[_TRAINING] - window]
+    early = sum(e[_TRAINING] <= begin[_TRAINING] + window for e in logged)
+    late = sum(e[_TRAINING] >= end[_TRAINING] - window for e in logged)
+    first, last = logged[: max(2, early)], logged[-max(2, late) :]  # a slow machine may log one line a minute
     epoch_words = end["progress/words"] / end["progress/epoch"]
     words_per_s = end["progress/words"] / end["progress/elapsed_s"]
     halts = [entry["time/checkpoint_s"] for entry in entries if "time/checkpoint_s" in entry]
@@ -225,7 +226,7 @@ def _rate(logged: Sequence[dict[str, Any]], clock: str = _TRAINING) -> float:
     """Return the words a second between the first and the last line, by the clock of training or of the processor."""
     first, last = logged[0], logged[-1]
     seconds = last[clock] - first[clock]
-    return float((last["progress/words"] - first["progress/words"]) / seconds) if seconds > 0 else float("nan")
+    return float((last["progress/words"] - first["progress/words"]) / seconds)
 
 
 def _median(values: Sequence[float]) -> float | None:

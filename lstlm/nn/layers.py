@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import increment_version
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
@@ -81,6 +80,13 @@ class SparseEmbedding(nn.Module):
         return self.weight
 
 
+class Undrawn(nn.Linear):
+    """A linear layer whose weights somebody else draws: nn.Linear's own take numbers from the global generator."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weights as they are."""
+
+
 class HiddenLayers(nn.Sequential):
     """x ↦ f(A x + a) for each layer in turn, f one of tanh, relu, identity; no layers at all for no sizes.
 
@@ -92,10 +98,7 @@ class HiddenLayers(nn.Sequential):
         self.activation = config.activation
         layers: list[nn.Module] = []
         for outputs in config.hidden:
-            # skip_init: nn.Linear would draw from the global generator
-            linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-                nn.Linear, inputs, outputs, dtype=like.dtype, device=like.device
-            )
+            linear = Undrawn(inputs, outputs, dtype=like.dtype, device=like.device)
             limit = _GAINS[config.activation] * (3.0 / inputs) ** 0.5
             with torch.no_grad():
                 if config.start == "identity":
@@ -160,40 +163,3 @@ class _Autograd(torch.autograd.Function):
         wanted = ctx.needs_input_grad[0]
         dx, gradients = ops.hidden_backward(x, matrices, results, gradient.T, ctx.activation, wanted=wanted)
         return dx, None, *gradients
-
-
-def compiled_step(optimiser: torch.optim.Optimizer) -> bool:
-    """Take the step of `optimiser`, but for its hooks, by compiled code, where that can do it; say whether it did.
-
-    torch spends as long on the way to its pass over the parameters as on the pass. Compiled code looks at all it is
-    given first, and refuses what it cannot read with nothing changed.
-    """
-    compiled = {torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam}.get(type(optimiser))
-    if compiled is None or any(group.get(name) for group in optimiser.param_groups for name in _SETTINGS):
-        return False
-    for number, group in enumerate(optimiser.param_groups):
-        parameters = group["params"]
-        states = [optimiser.state[x] for x in parameters]
-        try:
-            compiled(parameters, [x.grad for x in parameters], states, group)
-        except (ConfigError, KeyError, TypeError, ValueError):  # KeyError: Adam makes its state in its first step
-            if number == 0:
-                return False
-            raise
-        increment_version(parameters)
-    return True
-
-
-_SETTINGS = ("weight_decay", "lr_decay", "maximize", "amsgrad")  # what compiled code does not know
-_States = list[dict[str, Tensor]]
-
-
-def _adagrad(parameters: list[Tensor], gradients: list[Tensor], states: _States, group: dict[str, Any]) -> None:
-    squares, counts = ([state[name] for state in states] for name in ("sum", "step"))
-    ops.adagrad(parameters, gradients, squares, counts, group["lr"], group["eps"], impl="native")
-
-
-def _adam(parameters: list[Tensor], gradients: list[Tensor], states: _States, group: dict[str, Any]) -> None:
-    means, squares, counts = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-    (beta1, beta2), lr, epsilon = group["betas"], group["lr"], group["eps"]
-    ops.adam(parameters, gradients, means, squares, counts, (lr, beta1, beta2, epsilon), impl="native")

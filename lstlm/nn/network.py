@@ -1,4 +1,4 @@
-"""The network: word vectors of the context, hidden layers, one output layer; and the optimisers that train them.
+"""The network: word vectors of the context, hidden layers, one output layer.
 
     h = f(… f(A₁ combine(E[context]) + a₁) …),   losses = output(h, target)
 
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lstlm.config import Config, OptimConfig, output_rate
+from lstlm.config import Config
 from lstlm.distributed import Ranks, ShardedEmbedding
-from lstlm.errors import CheckpointError, ConfigError, DataError
-from lstlm.kernels.ops import adagrad_rows, add_rows, outside
-from lstlm.nn.layers import HiddenLayers, SparseEmbedding, compiled_step
+from lstlm.errors import ConfigError, DataError
+from lstlm.kernels.ops import outside
+from lstlm.nn.layers import HiddenLayers, SparseEmbedding
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
 
@@ -133,104 +133,3 @@ class Encoding:
             self._read.grad = dx
         else:
             self._read.backward(dx)
-
-
-class Optimisers:
-    """One step of everything: the output layer by its own SGD, the hidden layers by torch.optim, E row by row."""
-
-    def __init__(self, network: Network, config: OptimConfig) -> None:
-        self.network, self.config = network, config
-        self.weight_decay = network.config.output.weight_decay
-        chosen = config.output_lr
-        self.output_lr = output_rate(network.config, network.embedding.vocab) if chosen is None else chosen
-        self._parameters = list(network.hidden.parameters())
-        self.hidden = _hidden_optimiser(self._parameters, config)
-        table = network.embedding.weight
-        self.squares = table.new_zeros(len(table)) if config.embedding == "adagrad" else None
-
-    def zero(self) -> None:
-        """Forget the gradients of the last batch."""
-        for parameter in self._parameters:  # less than a tenth of the time of the optimiser's own zero_grad
-            parameter.grad = None
-        self.network.embedding.discard()
-        self.network.output.discard()
-
-    def step(self, lr_scale: float = 1.0) -> None:
-        """Update everything, each rate times lr_scale. The output layer first: if it refuses, nothing moved."""
-        self.step_output(lr_scale)
-        self.step_hidden(lr_scale)
-        self.step_embedding(lr_scale)
-
-    def step_output(self, lr_scale: float = 1.0) -> None:
-        """Update the output layer."""
-        self.network.output.update(self.output_lr * lr_scale, self.weight_decay)
-
-    def step_hidden(self, lr_scale: float = 1.0) -> None:
-        """Update the hidden layers."""
-        if self.hidden is not None:
-            for group in self.hidden.param_groups:
-                group["lr"] = self.config.hidden_lr * lr_scale
-            if not compiled_step(self.hidden):
-                self.hidden.step()
-
-    def step_embedding(self, lr_scale: float = 1.0) -> None:
-        """Update the rows of the embedding table that the batch read. O(m·n·size), free of the vocabulary."""
-        embedding, lr = self.network.embedding, self.config.embedding_lr * lr_scale
-        if self.squares is None:
-            add_rows(embedding.weight, embedding.gradient(), -lr)
-        else:
-            adagrad_rows(embedding.weight, self.squares, embedding.gradient(), lr)
-        embedding.discard()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"hidden": torch's state or None, "squares": (D,) or None}; the output layer's state is its own."""
-        return {"hidden": None if self.hidden is None else self.hidden.state_dict(), "squares": self.squares}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state of the same optimisers."""
-        squares, hidden = state["squares"], state["hidden"]
-        if (squares is None) != (self.squares is None) or (hidden is None) != (self.hidden is None):
-            raise CheckpointError("optimiser state: made with other optim.embedding or model.hidden than this run's")
-        if self.squares is not None and squares is not None:
-            if squares.shape != self.squares.shape:
-                raise CheckpointError(f"optimiser state: {len(squares)} words, this vocabulary has {len(self.squares)}")
-            self.squares.copy_(squares)
-        if self.hidden is not None:
-            _check_like(self.hidden, hidden["state"])
-            # the settings are the configuration's; those of the file may have been changed since
-            self.hidden.load_state_dict({**self.hidden.state_dict(), "state": hidden["state"]})
-
-
-def _check_like(optimiser: torch.optim.Optimizer, state: dict[int, dict[str, Any]]) -> None:
-    """Raise unless a saved state is one of this optimiser: torch would find out in the middle of a step, or never."""
-    names = {
-        torch.optim.Adagrad: {"step", "sum"},
-        torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
-        torch.optim.SGD: {"momentum_buffer"},
-    }[type(optimiser)]
-    for number, parameter in enumerate(optimiser.param_groups[0]["params"]):
-        saved = state.get(number, {})
-        fits = all(
-            value is None or (isinstance(value, Tensor) and value.shape in (parameter.shape, torch.Size([])))
-            for value in saved.values()
-        )
-        may_be_empty = type(optimiser) is not torch.optim.Adagrad  # the others make their state in the first step
-        if not fits or not (set(saved) == names or (may_be_empty and not saved)):
-            raise CheckpointError("optimiser state: made with other optim.hidden or model.hidden than this run's")
-
-
-def _hidden_optimiser(parameters: list[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer | None:
-    """Return the torch optimiser that the configuration names; None where there is nothing to optimise."""
-    if not parameters:
-        return None
-    device = parameters[0].device.type
-    # fused: one pass over the parameters instead of one an operation, 2 to 3 times faster on a CPU
-    fused = device in ("cpu", "cuda")
-    match config.hidden:
-        case "adagrad":
-            return torch.optim.Adagrad(parameters, lr=config.hidden_lr, fused=device == "cpu")
-        case "adam":
-            return torch.optim.Adam(parameters, lr=config.hidden_lr, fused=fused)
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=config.hidden_lr, momentum=config.momentum, fused=fused)
-    raise ConfigError(f"optim.hidden {config.hidden!r}: choose adagrad, adam or sgd")

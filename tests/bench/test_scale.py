@@ -121,3 +121,9 @@ def test_rates_are_of_steps_at_the_ends_and_of_everything_on_the_whole() -> None
     assert found["eval_s"] == 7.0 and found["background_s"] is None
     with pytest.raises(LstlmError, match="too few steps to measure"):
         scale.figures(entries[:1])
+
+
+def test_a_machine_that_logs_once_a_minute_has_rates_too() -> None:
+    entries = [{"step": 0, "time/checkpoint_s": 1.0}, *(entry(10 * t, float(t)) for t in (60, 180, 300))]
+    found = scale.figures(entries)
+    assert found["words_per_s_first"] == found["words_per_s_last"] == pytest.approx(100)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from lstlm.config import ModelConfig
 from lstlm.errors import ConfigError
-from lstlm.kernels import choice, ops
+from lstlm.kernels import choice
 from lstlm.kernels.ops import hidden_forward
-from lstlm.nn.layers import HiddenLayers, SparseEmbedding, compiled_step
+from lstlm.nn.layers import HiddenLayers, SparseEmbedding
 
 compiled = pytest.mark.skipif(choice.native is None, reason="the kernel was not compiled")
 ACTIVATIONS = ["tanh", "relu", "identity"]
@@ -121,71 +121,3 @@ def test_shapes_and_types_that_do_not_fit() -> None:
 def test_an_embedding_says_which_word_is_not_there() -> None:
     with pytest.raises(IndexError, match="30"):
         SparseEmbedding(random(30, 4), "sum")(torch.tensor([[1, 30]]))
-
-
-MAKERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
-
-
-def everything(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [p.detach() for p in parameters] + [value for p in parameters for value in optimiser.state[p].values()]
-
-
-@compiled
-@pytest.mark.parametrize("name", MAKERS)
-def test_an_optimiser_is_that_of_torch_also_after_a_reload(name: str) -> None:
-    sides = []
-    for _ in range(2):
-        parameters = [nn.Parameter(random(5, 33)), nn.Parameter(random(7))]
-        sides.append((parameters, MAKERS[name](parameters, lr=0.1, fused=True)))
-    for step in range(6):
-        for number, (parameters, optimiser) in enumerate(sides):
-            for p in parameters:
-                p.grad = random(*p.shape) * (step + 1)
-            before = [p._version for p in parameters]
-            if number == 0 and (step > 0 or name == "adagrad"):
-                assert compiled_step(optimiser)
-                assert all(p._version > old for p, old in zip(parameters, before, strict=True))  # autograd is told
-            else:
-                assert number or not compiled_step(optimiser)  # Adam makes its state in its first step
-                optimiser.step()
-            if step == 3:
-                optimiser.load_state_dict(optimiser.state_dict())
-    for mine, theirs in zip(*(everything(optimiser, p) for p, optimiser in sides), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
-
-
-@compiled
-def test_adam_native_is_adam_torch() -> None:
-    results = []
-    for impl in ("torch", "native"):
-        x, g, mean, square = (random(3, 21).double() for _ in range(4))
-        count = torch.tensor(4.0)
-        ops.adam([x], [g], [mean], [square.abs_()], [count], (0.1, 0.9, 0.99, 1e-8), impl=impl)  # type: ignore[arg-type]
-        assert count == 5
-        results.append(torch.cat([x, mean, square]))
-    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("settings", [{"maximize": True}, {"lr_decay": 0.5}, {"weight_decay": 0.1}], ids=str)
-def test_adagrad_with_more_settings_is_left_to_torch(settings: dict[str, float]) -> None:
-    p = nn.Parameter(random(3))
-    optimiser = torch.optim.Adagrad([p], fused=True, **settings)
-    p.grad = random(3)
-    assert not compiled_step(optimiser)
-    assert torch.equal(p.detach(), random(3)) and float(optimiser.state[p]["step"]) == 0
-
-
-def test_adagrad_leaves_to_torch_what_it_cannot_read() -> None:
-    for parameter, gradient in (
-        (random(3), None),
-        (random(4, 3).T, random(4, 3).T),
-        (random(4, 3), random(3, 4).T),
-        (random(3).half(), random(3).half()),
-    ):
-        p = nn.Parameter(parameter)
-        p.grad = gradient
-        assert not compiled_step(torch.optim.Adagrad([p]))
-    p = nn.Parameter(random(4))
-    p.grad, optimiser = random(4), torch.optim.Adagrad([p])
-    optimiser.state[p]["sum"] = torch.zeros(2)
-    assert not compiled_step(optimiser)

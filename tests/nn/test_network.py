@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, OutputConfig, TrainConfig
 from lstlm.errors import CheckpointError, ConfigError, DataError
-from lstlm.nn.network import Network, Optimisers
+from lstlm.nn.network import Network
+from lstlm.nn.optimisers import Optimisers
 
 VOCAB, EMBEDDING, CONTEXT, EXAMPLES = 30, 5, 3, 12
 COUNTS = torch.arange(VOCAB, 0, -1)

@@ -13,7 +13,8 @@ from lstlm.config import Config
 from lstlm.data import Batch, Corpus, Examples
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
-from lstlm.nn.network import Network, Optimisers
+from lstlm.nn.network import Network
+from lstlm.nn.optimisers import Optimisers
 from lstlm.training.loop.clock import PhaseClock
 from lstlm.training.run.checkpoint import Checkpoint
 from lstlm.training.run.shards import load_network, training_state

@@ -104,10 +104,9 @@ class RankLearner(Learner):
         return int.from_bytes(code.digest(), "little") >> 2
 
     def _replicated(self, network: dict[str, Tensor]) -> list[Tensor]:
-        hidden = None if self.optimisers.hidden is None else self.optimisers.hidden.state_dict()["state"]
-        optimiser = [] if hidden is None else [x for state in hidden.values() for x in state.values()]
+        hidden = self.optimisers.hidden
         alike, _ = split_state(network)
-        return [*alike.values(), *(x for x in optimiser if isinstance(x, Tensor))]
+        return [*alike.values(), *(x for state in (hidden.state.values() if hidden else ()) for x in state)]
 
     def compare_replicas(self) -> list[int]:
         """Return the ranks whose replica differed from the first one's; they hold its numbers now. Collective."""

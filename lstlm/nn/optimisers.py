@@ -1,0 +1,176 @@
+"""What moves the weights of a network: each part by a rule of its own.
+
+Hidden layers learn by Adagrad, Adam or SGD as torch.optim has them, but not by torch.optim: the first optimiser that
+it makes imports torch's compiler, 130 MB and a second or two that training has no use for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from lstlm.config import OptimConfig, output_rate
+from lstlm.errors import CheckpointError, ConfigError
+from lstlm.kernels import ops
+from lstlm.kernels.ops import adagrad_rows, add_rows
+from lstlm.nn.network import Network
+
+State = dict[str, list[Tensor]]  # by name, one tensor a parameter
+
+
+class HiddenOptimiser(ABC):
+    """A rule for dense parameters. Its state has torch.optim's names and values: one tensor a name and parameter."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.state = {
+            name: [
+                p.new_zeros((), dtype=torch.float32) if name == "step" else torch.zeros_like(p.data) for p in parameters
+            ]
+            for name in self.names
+        }
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Move every parameter that has a gradient."""
+        learning = [number for number, p in enumerate(self.parameters) if p.grad is not None]
+        if not learning:
+            return
+        parameters: list[Tensor] = [self.parameters[number] for number in learning]
+        gradients = [p.grad.contiguous() for p in parameters if p.grad is not None]
+        state = {name: [values[number] for number in learning] for name, values in self.state.items()}
+        self._move(parameters, gradients, state, lr)
+        increment_version(parameters)  # compiled code does not tell autograd by itself
+
+    @abstractmethod
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
+        """Change parameters and state in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"state": {number of the parameter: {name: tensor}}}: references, not copies."""
+        each = range(len(self.parameters))
+        return {"state": {number: {name: self.state[name][number] for name in self.names} for number in each}}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over a state of the same rule for parameters of the same shapes."""
+        for number in range(len(self.parameters)):
+            values = saved["state"].get(number, {})
+            mine = {name: self.state[name][number] for name in self.names}
+            if values.keys() != mine.keys() or any(values[name].shape != mine[name].shape for name in mine):
+                raise CheckpointError("optimiser state: made with other optim.hidden or model.hidden than this run's")
+            for name, value in mine.items():
+                value.copy_(values[name])
+
+
+class Adagrad(HiddenOptimiser):
+    """s += g², x −= lr · g / (√s + ε)."""
+
+    names = ("step", "sum")
+
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
+        ops.adagrad(parameters, gradients, state["sum"], state["step"], lr, 1e-10)
+
+
+class Adam(HiddenOptimiser):
+    """Adam with β = 0.9 and 0.999, without weight decay."""
+
+    names = ("step", "exp_avg", "exp_avg_sq")
+
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
+        rates = (lr, 0.9, 0.999, 1e-8)
+        ops.adam(parameters, gradients, state["exp_avg"], state["exp_avg_sq"], state["step"], rates)
+
+
+class Sgd(HiddenOptimiser):
+    """v ← momentum · v + g, x −= lr · v."""
+
+    names = ("momentum_buffer",)
+
+    def __init__(self, parameters: list[nn.Parameter], momentum: float) -> None:
+        super().__init__(parameters)
+        self.momentum = momentum
+
+    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
+        for x, v, g in zip(parameters, state["momentum_buffer"], gradients, strict=True):
+            x.add_(v.mul_(self.momentum).add_(g), alpha=-lr)
+
+
+def _hidden_optimiser(parameters: list[nn.Parameter], config: OptimConfig) -> HiddenOptimiser | None:
+    """Return the rule that the configuration names; None where there is nothing to move."""
+    if not parameters:
+        return None
+    match config.hidden:
+        case "adagrad":
+            return Adagrad(parameters)
+        case "adam":
+            return Adam(parameters)
+        case "sgd":
+            return Sgd(parameters, config.momentum)
+    raise ConfigError(f"optim.hidden {config.hidden!r}: choose adagrad, adam or sgd")
+
+
+class Optimisers:
+    """One step of everything: the output layer by its own rule, hidden layers by one of those above, E row by row."""
+
+    def __init__(self, network: Network, config: OptimConfig) -> None:
+        self.network, self.config = network, config
+        self.weight_decay = network.config.output.weight_decay
+        chosen = config.output_lr
+        self.output_lr = output_rate(network.config, network.embedding.vocab) if chosen is None else chosen
+        self._parameters = list(network.hidden.parameters())
+        self.hidden = _hidden_optimiser(self._parameters, config)
+        table = network.embedding.weight
+        self.squares = table.new_zeros(len(table)) if config.embedding == "adagrad" else None
+
+    def zero(self) -> None:
+        """Forget the gradients of the last batch."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.network.embedding.discard()
+        self.network.output.discard()
+
+    def step(self, lr_scale: float = 1.0) -> None:
+        """Update everything, each rate times lr_scale. The output layer first: if it refuses, nothing moved."""
+        self.step_output(lr_scale)
+        self.step_hidden(lr_scale)
+        self.step_embedding(lr_scale)
+
+    def step_output(self, lr_scale: float = 1.0) -> None:
+        """Update the output layer."""
+        self.network.output.update(self.output_lr * lr_scale, self.weight_decay)
+
+    def step_hidden(self, lr_scale: float = 1.0) -> None:
+        """Update the hidden layers."""
+        if self.hidden is not None:
+            self.hidden.step(self.config.hidden_lr * lr_scale)
+
+    def step_embedding(self, lr_scale: float = 1.0) -> None:
+        """Update the rows of the embedding table that the batch read. O(m·n·size), free of the vocabulary."""
+        embedding, lr = self.network.embedding, self.config.embedding_lr * lr_scale
+        if self.squares is None:
+            add_rows(embedding.weight, embedding.gradient(), -lr)
+        else:
+            adagrad_rows(embedding.weight, self.squares, embedding.gradient(), lr)
+        embedding.discard()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"hidden": a state or None, "squares": (D,) or None}; the output layer's state is its own."""
+        return {"hidden": None if self.hidden is None else self.hidden.state_dict(), "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state of the same optimisers."""
+        squares, hidden = state["squares"], state["hidden"]
+        if (squares is None) != (self.squares is None) or (hidden is None) != (self.hidden is None):
+            raise CheckpointError("optimiser state: made with other optim.embedding or model.hidden than this run's")
+        if self.squares is not None and squares is not None:
+            if squares.shape != self.squares.shape:
+                raise CheckpointError(f"optimiser state: {len(squares)} words, this vocabulary has {len(self.squares)}")
+            self.squares.copy_(squares)
+        if self.hidden is not None:
+            self.hidden.load_state_dict(hidden)
