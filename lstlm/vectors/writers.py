@@ -17,7 +17,7 @@ from lstlm.vectors.table import Vectors
 OnRows = Callable[[int], None]
 """Told how many more rows have been written."""
 
-_BLOCK_ROWS = 4096
+_BLOCK_ROWS = 512  # as text in numpy a number takes 32 bytes
 _UNWRITABLE = re.compile(r"[ \t\r\n\x00]")
 _LABEL_BREAKERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
