@@ -25,9 +25,7 @@ class Done(NamedTuple):
 def warm() -> ForkServerContext:
     """Return what starts such processes; the server itself starts with the first of them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "lstlm.training.run.session"]
-    )
+    context.set_forkserver_preload(["torch", "lstlm.training.run.session"])
     return context  # type: ignore[no-any-return]
 
 

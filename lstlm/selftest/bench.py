@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ train: {{batch_size: 16, dtype: float64, max_epochs: null, max_steps: {STEPS}, l
 """
 _COUNTED = "events.txt"  # how many there were in a run
 _EVENTS: list[tuple[Any, str]] = [(os, name) for name in ("fsync", "rename", "replace", "symlink", "mkdir", "unlink")]
-_LATE_IMPORTS = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")  # else in every process, a second each
 
 
 class Workbench:
@@ -53,8 +51,6 @@ class Workbench:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.chance = folder, random.Random()
-        for module in _LATE_IMPORTS:
-            import_module(module)
         self.corpus, self.log = folder / "corpus", folder / "log.txt"
         text = folder / "text.txt"
         text.write_text(_text(random.Random(0)))
