@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm.config import Config, dump_config, load_config, parse_config, vector_config
-from lstlm.data import Batch, Corpus, Split, Vocabulary, evaluation_batches
+from lstlm.data import Batch, Corpus, Split, evaluation_batches
 from lstlm.data.inputs import TextSource
 from lstlm.data.prepare import PrepareOptions
 from lstlm.data.prepare import prepare as prepare_corpus
@@ -30,10 +30,8 @@ from lstlm.data.sources import SentenceSource, open_source
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import ConfigError, DataError
-from lstlm.evaluation.embeddings import word_vectors
 from lstlm.evaluation.perplexity import evaluate, word_scores
 from lstlm.evaluation.prediction import Predictor
-from lstlm.nn.network import Network
 from lstlm.training.run.folders import default_folder
 from lstlm.training.run.saved import LoadedRun, load_run
 from lstlm.training.run.session import train as train_run
@@ -43,7 +41,7 @@ from lstlm.vectors import Vectors, load_vectors
 __all__ = ["Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train", "train_vectors"]
 
 
-class Run:
+class Run(LoadedRun):
     """A trained model with its words: `lstlm.load("runs/x")`.
 
     folder      where it was trained
@@ -55,15 +53,6 @@ class Run:
     predictor   reads text and asks the network
     """
 
-    def __init__(self, loaded: LoadedRun) -> None:
-        self.folder: Path = loaded.folder
-        self.config: Config = loaded.config
-        self.vocabulary: Vocabulary = loaded.vocabulary
-        self.network: Network = loaded.network
-        self.step: int = loaded.step
-        self.text: TextOptions = loaded.text
-        self.unknown_share: float = loaded.unknown_share  # of the words of its corpus
-
     def __repr__(self) -> str:
         return f"<lstlm run {self.folder}: {len(self.vocabulary):,} words, step {self.step:,}>"
 
@@ -73,8 +62,21 @@ class Run:
         return self.word_vectors()
 
     def word_vectors(self, which: str = "input") -> Vectors:
-        """Return the embeddings (`input`), the weights of the output layer (`output`), or their `sum`."""
-        return word_vectors(self.network, self.vocabulary.words, which, self.vocabulary.counts.tolist())
+        """Return the embeddings (`input`), the weights of the output layer (`output`), or their `sum`, row by row."""
+        if which not in ("input", "output", "sum"):
+            raise ConfigError(f"--which {which!r}: one of input, output, sum")
+        table = self.network.output_vectors() if which == "output" else self.network.input_vectors()
+        if which == "sum":
+            output = self.network.output_vectors()
+            if output.shape != table.shape:
+                raise ConfigError(
+                    f"--which sum needs input and output vectors of one length; these have {table.shape[1]} and "
+                    f"{output.shape[1]}: train with model.embedding equal to the last of model.hidden, or use "
+                    "--which input"
+                )
+            table = table + output
+        counts = self.vocabulary.counts.tolist()
+        return Vectors(self.vocabulary.words, table.detach().cpu().numpy(), counts)
 
     def most_similar(
         self, positive: str | Iterable[str], negative: str | Iterable[str] = (), k: int = 10, *, oov: bool = False
@@ -161,7 +163,7 @@ class Run:
 
 def load(path: str | Path, *, device: str = "cpu") -> Run:
     """Load the last checkpoint of a run folder, or the checkpoint at `path`."""
-    return Run(load_run(Path(path), device=use_device(device)))
+    return Run(**vars(load_run(Path(path), device=use_device(device))))
 
 
 def prepare(
@@ -239,7 +241,7 @@ def train(
     if summary.signal is not None:
         stopped = KeyboardInterrupt if summary.signal == signal.SIGINT else SystemExit
         raise stopped(128 + summary.signal)
-    return Run(load_run(folder, device=place))
+    return Run(**vars(load_run(folder, device=place)))
 
 
 def train_vectors(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,14 @@ def read_document(source: Path | bytes) -> dict[str, Any]:
 def is_sealed(document: Mapping[str, Any], data: bytes) -> bool:
     """Say whether `data` is the one text of the document that was read from it."""
     return seal(document).encode() == data
+
+
+def finite_or_none(value: Any) -> Any:
+    """Return `value` with non-finite floats as None and tuples as lists, all the way down: JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(item) for item in value]
+    return value

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, resource_tracker
-from multiprocessing.process import BaseProcess
-from pathlib import Path
+from functools import partial
 
 import torch
 
@@ -22,18 +15,18 @@ from lstlm.bench.methods import expand
 from lstlm.bench.model import Plan as ModelPlan
 from lstlm.bench.model import configuration, synthetic_corpus
 from lstlm.bench.output import MOST_HALVINGS
+from lstlm.bench.processes import in_ranks
 from lstlm.bench.records import Column, Record, table
-from lstlm.bench.timing import percentile
+from lstlm.bench.timing import median_ms, spread
 from lstlm.config import Config
 from lstlm.data import Corpus
 from lstlm.distributed import Ranks
-from lstlm.errors import LstlmError, NumericsError
+from lstlm.errors import NumericsError
 from lstlm.spherical.steps import LOW_RANK_UP_TO
 from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.ranked import RankLearner
 
 TOKENS = 400_000
-TIMEOUT_S = 300.0
 CONTROL_VOCAB = 10_000
 _WARM_UP = 4
 _TURNS = 4
@@ -64,84 +57,16 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     """Measure; the ranks of one number of them are started once and go through all sizes together."""
     records: list[Record] = []
     for world in plan.worlds:
-        found = _ranks(plan, world)
+        found = in_ranks(world, partial(_measure, plan))
         records += found
         say(f"{world} rank{'s' if world > 1 else ''}: {len(found)} sizes measured")
     return records
 
 
-def _ranks(plan: Plan, world: int) -> list[Record]:
-    """Start the ranks and return what they measured; however this ends, none of them is left running."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        started = [
-            get_context("spawn").Process(target=_rank_reported, args=(plan, rank, world, folder), daemon=True)
-            for rank in range(world)
-        ]
-        try:
-            with _ignoring_interrupts():
-                for process in started:
-                    process.start()
-            _wait_for(started, folder)
-        finally:
-            for process in started:
-                if process.pid is not None:
-                    process.kill()  # they have nothing to tidy up
-                    process.join()
-        found: list[Record] = json.loads((folder / "records.json").read_text())
-    return found
-
-
-@contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Let processes that are started here ignore Ctrl-C: this one ends them.
-
-    The mask of blocked signals is inherited; a handler of theirs would come too late, after they have imported torch.
-    """
-    resource_tracker.ensure_running()  # else the first start does it, and unblocks SIGINT again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _wait_for(started: Sequence[BaseProcess], folder: Path) -> None:
-    """Wait until all ranks have ended well; raise what the first to fail has left as its message."""
-    running = list(started)
-    while running:
-        connection.wait([process.sentinel for process in running])
-        ended = [process for process in running if process.exitcode is not None]
-        running = [process for process in running if process not in ended]
-        for process in ended:
-            if process.exitcode != 0:
-                raise _failure(started.index(process), process.exitcode, folder)
-
-
-def _failure(rank: int, code: int | None, folder: Path) -> LstlmError:
-    try:
-        message, code = json.loads((folder / f"error-{rank}.json").read_text())
-    except OSError:
-        return LstlmError(f"bench distributed: rank {rank} ended with exit code {code}")
-    error = LstlmError(f"bench distributed: {message}")
-    error.exit_code = code
-    return error
-
-
-def _rank_reported(plan: Plan, rank: int, world: int, folder: Path) -> None:
-    """Be one rank; an error that a person can act on becomes a file, whose message the parent raises."""
-    try:
-        _rank(plan, rank, world, folder)
-    except LstlmError as error:
-        (folder / f"error-{rank}.json").write_text(json.dumps([str(error), error.exit_code]))
-        os._exit(error.exit_code)  # at once: the threads of the group would outlive the interpreter
-
-
-def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
+def _measure(plan: Plan, ranks: Ranks) -> list[Record]:
+    """Go through all sizes as one rank."""
     torch.set_num_threads(plan.threads)
-    device = torch.device("cpu")
-    ranks = Ranks.through_file(folder / "store", rank, world, device, TIMEOUT_S)
-    records = []
+    world, records = ranks.world, []
     for vocab in plan.vocab_sizes:
         corpus = synthetic_corpus(vocab, TOKENS)
         for m in plan.batch_sizes:
@@ -155,10 +80,7 @@ def _rank(plan: Plan, rank: int, world: int, folder: Path) -> None:
             bound = bytes_bound(plan, m * world, world, sum(p.numel() for p in hidden.parameters()))
             records.append({**record, "bytes_bound": bound, **_constants(ranks)})
             del turns, hidden  # gigabytes, which the next ones need
-    if ranks.first:
-        (folder / "records.json").write_text(json.dumps(records))
-    ranks.on_first(lambda: None)  # nobody leaves before the others have received everything
-    ranks.close()
+    return records
 
 
 class _Turn:
@@ -231,15 +153,12 @@ def _take_turns(plan: Plan, turns: Sequence[_Turn], ranks: Ranks) -> None:
 
 def _figures(plan: Plan, turn: _Turn, ranks: Ranks) -> Record:
     """Return milliseconds by the first rank's clock, processor time of all ranks, and bytes of the first."""
-    times, lr = sorted(turn.times), turn.learner.config.optim.output_lr
+    times, lr = turn.times, turn.learner.config.optim.output_lr
     assert lr is not None  # `configuration` chooses one
     return {
         "threads": plan.threads,
         "dtype": "float32",
-        "step_ms": statistics.median(times),
-        "step_ms_p10": percentile(times, 0.1),
-        "step_ms_p90": percentile(times, 0.9),
-        "steps": len(times),
+        **spread(times),
         "words_per_s": turn.words_per_s,
         "cpu_ms": sum(ranks.collect(turn.cpu_ms / len(times))),
         "bytes": turn.sent / len(times),
@@ -252,19 +171,11 @@ def _constants(ranks: Ranks) -> Record:
     """Return the latency of a tiny sum in microseconds and the rate of a large one in MB/s, as this rank sends it."""
     if ranks.world == 1:
         return {"latency_us": None, "bandwidth_mb_s": None}
-
-    def seconds(x: torch.Tensor, repeats: int) -> float:
-        times = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            ranks.total_(x)
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
-
     small, large = torch.zeros(1), torch.zeros(1 << 20)
-    latency, before = seconds(small, 100), ranks.sent
-    transfer = seconds(large, 10)
-    return {"latency_us": 1e6 * latency, "bandwidth_mb_s": (ranks.sent - before) / 10 / 1e6 / transfer}
+    latency_ms = median_ms(lambda: ranks.total_(small), 100)
+    before = ranks.sent
+    transfer_ms = median_ms(lambda: ranks.total_(large), 10)
+    return {"latency_us": 1e3 * latency_ms, "bandwidth_mb_s": (ranks.sent - before) / 10 / 1e3 / transfer_ms}
 
 
 def bytes_bound(plan: Plan, m: int, world: int, hidden_parameters: int) -> float:

@@ -14,7 +14,7 @@ from lstlm.bench.labels import place
 from lstlm.bench.learning_figure import draw_learning
 from lstlm.bench.records import Document, Record, mean_ms
 from lstlm.errors import ConfigError
-from lstlm.vectors.writers import replacing
+from lstlm.vectors.writers import whole_file
 
 ENDINGS = (".png", ".pdf", ".svg")
 STYLE: Any = {
@@ -68,7 +68,7 @@ def draw(document: Document, path: Path) -> list[Path]:
             figure = Figure(figsize=(9.0, 3.9), layout="constrained")
             make(figure, records)
             target = path.with_stem(path.stem + suffix)
-            with replacing(target) as file:
+            with whole_file(target) as file:
                 figure.savefig(file, dpi=200, format=target.suffix[1:].lower())
             written.append(target)
     return written

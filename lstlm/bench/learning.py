@@ -21,10 +21,9 @@ from lstlm.config import Config, load_config
 from lstlm.data import Corpus
 from lstlm.errors import ConfigError
 from lstlm.nn.network import Network
-from lstlm.training.log.metrics import finite_or_none
+from lstlm.sealed import finite_or_none, read_document
 from lstlm.training.loop.dryrun import dry_run
 from lstlm.training.loop.validate import WordPairs
-from lstlm.training.run.saved import read_status
 from lstlm.training.run.session import train
 
 METRICS = "metrics.jsonl"
@@ -164,7 +163,7 @@ def _folder(plan: Plan, name: str) -> Iterator[Path]:
 
 def _is_done(plan: Plan, folder: Path) -> bool:
     """Say whether a run that was kept has trained as long as the plan wants."""
-    if not (folder / "status.json").is_file() or read_status(folder)["state"] != "finished":
+    if not (folder / "status.json").is_file() or read_document(folder / "status.json")["state"] != "finished":
         return False
     train = load_config(folder / "config.yaml").train
     if plan.steps is not None:

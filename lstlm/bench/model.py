@@ -6,20 +6,20 @@ import gc
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lstlm.bench.check import verify
 from lstlm.bench.methods import Method, by_blocks, learning_rate
 from lstlm.bench.output import Outcome, groups, skip
 from lstlm.bench.output import Plan as OutputPlan
 from lstlm.bench.records import Column, Record, mean_ms, table
-from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn
+from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, median_ms
 from lstlm.bench.workload import Workload, zipf_counts
 from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from lstlm.data import Corpus, Split, Vocabulary
@@ -142,19 +142,9 @@ def hidden_floor_ms(plan: Plan) -> float:
     total, inputs = 0.0, plan.hidden * (plan.context if plan.combine == "concat" else 1)
     for _ in range(plan.layers):
         x, A, g = torch.randn(plan.m, inputs), torch.randn(plan.hidden, inputs), torch.randn(plan.m, plan.hidden)
-        total += sum(median_ms(left, right) for left, right in ((x, A.T), (g.T, x), (g, A)))
+        total += sum(median_ms(partial(torch.mm, *product)) for product in ((x, A.T), (g.T, x), (g, A)))
         inputs = plan.hidden
     return total
-
-
-def median_ms(left: Tensor, right: Tensor, repeats: int = 30) -> float:
-    """Return the median milliseconds of a product."""
-    times = []
-    for _ in range(repeats):
-        began = perf_counter()
-        torch.mm(left, right)
-        times.append(1e3 * (perf_counter() - began))
-    return statistics.median(times)
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:

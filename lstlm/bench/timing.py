@@ -10,7 +10,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
+import numpy as np
 import torch
+
+from lstlm.training.log.console import clock_text
 
 ROUNDS = 5
 FEWEST_STEPS = 3
@@ -82,25 +85,30 @@ class Timed:
 
     def summary(self) -> dict[str, float | int]:
         """Return median, 10th and 90th percentile, mean (stabilisation included), maximum and number of steps."""
-        times = sorted(self.milliseconds)
+        times = self.milliseconds
         return {
-            "step_ms": statistics.median(times),
-            "step_ms_p10": percentile(times, 0.1),
-            "step_ms_p90": percentile(times, 0.9),
+            **spread(times),
             "step_ms_mean": statistics.fmean(times),
-            "step_ms_max": times[-1],
-            "steps": len(times),
+            "step_ms_max": max(times),
             "warm_up_steps": self.warm_up_steps,
             "stabilise_ms": statistics.fmean(self.stabilise),
         }
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which `share` of the sorted values lie, interpolated."""
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+def spread(milliseconds: Sequence[float]) -> dict[str, float | int]:
+    """Return median, 10th and 90th percentile and number of steps, as records name them."""
+    low, middle, high = np.quantile(milliseconds, [0.1, 0.5, 0.9]).tolist()
+    return {"step_ms": middle, "step_ms_p10": low, "step_ms_p90": high, "steps": len(milliseconds)}
+
+
+def median_ms(work: Callable[[], object], repeats: int = 30) -> float:
+    """Return the median milliseconds of some work."""
+    times = []
+    for _ in range(repeats):
+        began = perf_counter()
+        work()
+        times.append(1e3 * (perf_counter() - began))
+    return statistics.median(times)
 
 
 class GemmFloor:
@@ -167,9 +175,3 @@ class TimeLeft:
         left = elapsed * max(self._total - self._done, 0.0) / max(self._done, 1e-9)
         share = min(1.0, self._done / self._total)
         self._say(f"[{100 * share:3.0f} %] {text}; {clock_text(elapsed)} so far, about {clock_text(left)} left")
-
-
-def clock_text(seconds: float) -> str:
-    """Return 2:03 for 123 seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

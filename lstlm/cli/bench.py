@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from lstlm.cli import bench_common as common
+from lstlm.cli.common import say, set_option
 from lstlm.registry import LOSSES, OUTPUTS, STABILISERS
 
 OUTPUT_EFFORT = (3.0, 1000)  # seconds and steps for each method and size
@@ -77,17 +78,17 @@ def output(**given: Any) -> None:
     common.check_before_work(given)
     records, skipped = [], []
     for m in given["batch_sizes"]:
-        plan = bench.Plan(
+        plan = common.plan_of(
+            bench.Plan,
+            given,
             methods=methods if given["losses"] else without_repetition(methods),
             vocab_sizes=given["vocab_sizes"] or (bench.QUICK_SIZES if quick else bench.SIZES),
-            d=given["d"],
             m=m,
-            targets=given["targets"],
             dtype=getattr(torch, given["dtype"]),
             effort=common.effort(given, OUTPUT_EFFORT, (0.25, 60)),
             everywhere=given["stabilise"] is not None,
         )
-        outcome = bench.run(plan, common.say)
+        outcome = bench.run(plan, say)
         records += outcome.records
         skipped += outcome.skipped
     common.deliver("output", records, given, skipped=skipped)
@@ -127,17 +128,10 @@ def model(**given: Any) -> None:
     common.check_before_work(given)
     records, skipped = [], []
     for vocab in sizes:
-        plan = bench.Plan(
-            methods=expand(names, losses, ("lazy",)),
-            vocab=vocab,
-            hidden=given["hidden"],
-            m=given["m"],
-            context=given["context"],
-            combine=given["combine"],
-            layers=given["layers"],
-            effort=common.effort(given, MODEL_EFFORT, (1.0, 100)),
-        )
-        outcome = bench.run(plan, common.say)
+        effort = common.effort(given, MODEL_EFFORT, (1.0, 100))
+        methods = expand(names, losses, ("lazy",))
+        plan = common.plan_of(bench.Plan, given, methods=methods, vocab=vocab, effort=effort)
+        outcome = bench.run(plan, say)
         records += outcome.records
         skipped += outcome.skipped
     common.deliver("model", records, given, skipped=skipped)
@@ -155,7 +149,7 @@ Example:
 @click.option("--data", type=click.Path(path_type=Path), required=True, help="Prepared corpus that all train on.")
 @click.option("--config", "configs", type=click.Path(path_type=Path), multiple=True, metavar="FILE|RECIPE",
               help="Configuration to train; repeatable.")  # fmt: skip
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of all configurations.")
+@set_option
 @common.names_option("--methods", "none; gensim-sg, gensim-cbow")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Seconds of training for each configuration and seed.")  # fmt: skip
@@ -182,25 +176,8 @@ def learning(**given: Any) -> None:
     from lstlm.bench import learning as bench
 
     peers = common.names(given["methods"], bench.PEERS, ())
-    plan = bench.Plan(
-        data=given["data"],
-        configs=given["configs"],
-        overrides=given["overrides"],
-        peers=peers,
-        seconds=min(given["seconds"], 5.0) if given["quick"] else given["seconds"],
-        seeds=given["seeds"],
-        points=given["points"],
-        epochs=given["epochs"],
-        dimension=given["dimension"],
-        simlex=given["simlex"],
-        wordsim=given["wordsim"],
-        cpu_time=given["cpu_time"],
-        steps=given["steps"],
-        first_seed=given["first_seed"],
-        runs=given["runs"],
-    )
-    common.check_before_work(given)
-    common.deliver("learning", bench.run(plan, common.say), given)
+    plan = common.plan_of(bench.Plan, given, quick={"seconds": 5.0}, peers=peers)
+    common.measure("learning", given, lambda: bench.run(plan, say))
 
 
 @command.command(
@@ -225,18 +202,10 @@ def data(**given: Any) -> None:
     common.use_threads(given["threads"])
     from lstlm.bench import data as bench
 
-    quick = given["quick"]
-    plan = bench.Plan(
-        source=given["source"],
-        words=min(given["words"], 300_000) if quick else given["words"],
-        m=given["m"],
-        context=given["context"],
-        seconds=min(given["seconds"], 0.3) if quick else given["seconds"],
-        workers=given["threads"],
-        rounds=1 if quick else 3,
-    )
-    common.check_before_work(given)
-    common.deliver("data", bench.run(plan, common.say), given)
+    rounds = 1 if given["quick"] else 3
+    most = {"words": 300_000, "seconds": 0.3}
+    plan = common.plan_of(bench.Plan, given, quick=most, workers=given["threads"], rounds=rounds)
+    common.measure("data", given, lambda: bench.run(plan, say))
 
 
 @command.command(
@@ -260,16 +229,15 @@ def distributed(**given: Any) -> None:
     from lstlm.bench import distributed as bench
 
     quick = given["quick"]
-    plan = bench.Plan(
-        worlds=given["worlds"],
+    plan = common.plan_of(
+        bench.Plan,
+        given,
+        quick={"hidden": 64, "seconds": 0.5},
         vocab_sizes=given["vocab_sizes"] or ((10_000,) if quick else (10_000, 1_000_000)),
         batch_sizes=given["batch_sizes"] or ((64,) if quick else (128, 512, 1024)),
-        hidden=min(given["hidden"], 64) if quick else given["hidden"],
         threads=given["threads"] or 1,
-        seconds=min(given["seconds"], 0.5) if quick else given["seconds"],
     )
-    common.check_before_work(given)
-    common.deliver("distributed", bench.run(plan, common.say), given)
+    common.measure("distributed", given, lambda: bench.run(plan, say))
 
 
 @command.command(
@@ -283,7 +251,7 @@ Example:
 )
 @click.option("--config", "configs", multiple=True, metavar="FILE|RECIPE",
               help="Configuration to train; repeatable.  [paper-z, lm-shortlist]")  # fmt: skip
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting of all configurations.")
+@set_option
 @click.option("--words", type=click.IntRange(1000), help="Words of text to make up.  [768,648,884]")
 @click.option("--types", type=click.IntRange(10), help="Words of the vocabulary, D.  [793,471]")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes of training for each.  [10]")
@@ -295,20 +263,10 @@ def scale(**given: Any) -> None:
     """Rehearse the full size: prepare made-up text as large as the One Billion Word benchmark, train on it, resume."""
     from lstlm.bench import scale as bench
 
-    quick = given["quick"]
-    words, types, minutes = (300_000, 5_000, 0.1) if quick else (bench.WORDS, bench.TYPES, 10.0)
-    plan = bench.Plan(
-        configs=given["configs"] or bench.CONFIGS,
-        overrides=given["overrides"],
-        words=given["words"] or words,
-        types=given["types"] or types,
-        minutes=given["minutes"] or minutes,
-        threads=given["threads"] or 1,
-        folder=given["folder"],
-        keep=given["keep"],
-    )
-    common.check_before_work(given)
-    common.deliver("scale", bench.run(plan, common.say), given)
+    usual: dict[str, Any] = {"configs": bench.CONFIGS, "words": bench.WORDS, "types": bench.TYPES, "threads": 1}
+    usual |= {"words": 300_000, "types": 5_000, "minutes": 0.1} if given["quick"] else {"minutes": 10.0}
+    plan = common.plan_of(bench.Plan, given | {name: given[name] or value for name, value in usual.items()})
+    common.measure("scale", given, lambda: bench.run(plan, say))
 
 
 @command.command(

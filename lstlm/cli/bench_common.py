@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +14,12 @@ from lstlm.cli.common import MOST_THREADS, say, suggest
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from lstlm.bench.timing import Effort
 
-__all__ = ["deliver", "draw", "effort", "names", "replay", "say", "show", "use_threads"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Plan = TypeVar("_Plan", bound="DataclassInstance")
 MOST = 2**31
 
 
@@ -107,6 +109,23 @@ def names(given: str | None, known: Sequence[str], default: Sequence[str]) -> tu
     if not chosen:
         raise ConfigError(f"{given!r} names nothing; known: {', '.join(known)}")
     return tuple(dict.fromkeys(chosen))
+
+
+def plan_of(kind: type[_Plan], given: dict[str, Any], quick: dict[str, Any] | None = None, **chosen: Any) -> _Plan:
+    """Return a plan from the options that have the names of its fields, none above `quick` with --quick.
+
+    `chosen` are the fields that follow from options of other names; the rest has the plan's own defaults.
+    """
+    found = {field.name: given[field.name] for field in fields(kind) if field.name in given} | chosen
+    if given["quick"]:
+        found |= {name: min(found[name], most) for name, most in (quick or {}).items()}
+    return kind(**found)
+
+
+def measure(kind: str, given: dict[str, Any], run: Callable[[], list[dict[str, Any]]]) -> None:
+    """Measure once it is known that the outcome can be written; then write, print and draw it."""
+    check_before_work(given)
+    deliver(kind, run(), given)
 
 
 def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, int]) -> Effort:

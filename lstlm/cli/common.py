@@ -12,10 +12,12 @@ import click
 from lstlm.streams import settle_streams
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
-DEBUG = "lstlm.debug"
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting; repeatable."
+)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -24,11 +26,6 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(self.format(record), err=True)
-
-
-def _set_level(ctx: click.Context, level: int) -> None:
-    ctx.meta[LEVEL] = level
-    logging.getLogger("lstlm").setLevel(level)
 
 
 def start_logging() -> None:
@@ -40,27 +37,21 @@ def start_logging() -> None:
         logger.addHandler(_StderrHandler())
 
 
-def _on_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        _set_level(ctx, logging.DEBUG)
-
-
-def _on_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        _set_level(ctx, logging.WARNING)
-
-
-def _on_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.meta[DEBUG] = True
-
-
 def _options(hidden: bool) -> list[click.Option]:
     """Return -v, --quiet and --debug; they act through the context, so no command needs to take them."""
-    flags: list[tuple[list[str], Callable[[click.Context, click.Parameter, bool], None], str]] = [
-        (["-v", "--verbose"], _on_verbose, "Say more on stderr."),
-        (["--quiet"], _on_quiet, "Say only what is wrong on stderr; no progress bars."),
-        (["--debug"], _on_debug, "Show the traceback of an error."),
+
+    def setting(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+        def set_level(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+            if value:
+                ctx.meta[LEVEL] = level
+                logging.getLogger("lstlm").setLevel(level)
+
+        return set_level
+
+    flags = [
+        (["-v", "--verbose"], setting(logging.DEBUG), "Say more on stderr."),
+        (["--quiet"], setting(logging.WARNING), "Say only what is wrong on stderr; no progress bars."),
+        (["--debug"], None, "Show the traceback of an error."),  # `outcome` looks for it among the arguments
     ]
     return [
         click.Option(names, is_flag=True, expose_value=False, callback=callback, help=text, hidden=hidden)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from lstlm.cli.common import json_option, print_json, print_table
+from lstlm.cli.common import json_option, print_json, print_table, set_option
 
 EPILOGUE = """\b
 Example:
@@ -13,7 +13,6 @@ Example:
   lstlm config show demo --set train.batch_size=256
   lstlm config validate mine.yaml
 """
-_SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; repeatable.")
 
 
 @click.group("config", epilog=EPILOGUE)
@@ -40,9 +39,9 @@ def list_recipes(as_json: bool) -> None:
     epilog="\b\nExample:\n  lstlm config show demo --explain\n",
 )
 @click.argument("file", type=click.Path(path_type=Path), required=False, metavar="[FILE|RECIPE]")
-@_SET
+@set_option
 @click.option("--explain", is_flag=True, help="Put each key's meaning above it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of YAML.")
+@json_option
 def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: bool) -> None:
     """Print a FILE or RECIPE with every default filled in; without one, the defaults.
 
@@ -66,7 +65,7 @@ def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: 
     epilog="\b\nExample:\n  lstlm config validate mine.yaml demo\n",
 )
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|RECIPE...")
-@_SET
+@set_option
 def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Check each FILE; list everything that is wrong and leave with 2, or say that it is valid."""
     from lstlm.config import load_config

@@ -86,7 +86,7 @@ def simlex(source: Path, pairs: Path | None, download: bool, as_json: bool, **op
 
     is_run(source)  # that it is there, before anything is fetched
     try:
-        path = datasets.find_simlex(pairs)
+        path = datasets.find_dataset("simlex", pairs)
     except DataError:
         if not download or pairs is not None:
             raise
@@ -119,8 +119,8 @@ def wordsim(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> 
 
 
 def _similarity(dataset: str, source: Path, path: Path, as_json: bool, options: dict[str, Any]) -> None:
-    from lstlm.evaluation.datasets import SIMLEX_PAIRS
-    from lstlm.evaluation.similarity import evaluate_by_pos, evaluate_pairs, read_pairs
+    from lstlm.evaluation.datasets import SIMLEX_PAIRS, read_pairs
+    from lstlm.evaluation.similarity import evaluate_by_pos, evaluate_pairs
 
     pairs = read_pairs(path)
     if dataset == "simlex" and len(pairs) != SIMLEX_PAIRS:

@@ -80,7 +80,7 @@ def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
 def _measure(run: "Run", split: "Split", options: dict[str, Any]) -> dict[str, Any]:
     """Return the document of `--json`."""
     from lstlm.evaluation.perplexity import affordable_ranks, evaluate
-    from lstlm.training.log.metrics import finite_or_none
+    from lstlm.sealed import finite_or_none
 
     wanted = options["rank_examples"]
     ranked = affordable_ranks(run.network, _RANK_PRODUCTS, _FEWEST_RANKS) if wanted is None else wanted

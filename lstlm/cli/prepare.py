@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import print_json, print_table, say
+from lstlm.cli.common import json_option, print_json, print_table, say
 from lstlm.cores import usable_cores
 
 EPILOGUE = """\b
@@ -51,7 +51,7 @@ PHASES = {"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}
 @click.option("--max-bytes", type=click.IntRange(1), help="Refuse what unpacks to more.  [64 GiB]")
 @click.option("--strict", is_flag=True, help="Refuse invalid UTF-8 instead of replacing it.")
 @click.option("--force", is_flag=True, help="Replace --out if it is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+@json_option
 def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Turn text into training data: a vocabulary, memory-mapped ids and a manifest with hashes.
 

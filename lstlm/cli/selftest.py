@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -24,14 +25,14 @@ Example:
     type=click.Path(path_type=Path),
     help="An empty folder to work in, on the disk to be tried; kept.  [default: a temporary one, kept after failures]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+@common.json_option
 def command(faults: int, seed: int, folder: Path | None, as_json: bool) -> None:
     """Try whether training loses anything on this machine: it is killed, its files damaged, its disk filled.
 
     A tiny model is trained again and again, disturbed in every way, and must end with the very weights of a run that
     nobody disturbed. 100 faults take about a minute. Exit code 1 where anything was lost.
     """
-    from lstlm.selftest.run import document, selftest, table
+    from lstlm.selftest.run import selftest, table
 
     if folder is not None and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--folder {folder}: not empty; name another")
@@ -39,10 +40,9 @@ def command(faults: int, seed: int, folder: Path | None, as_json: bool) -> None:
     place.mkdir(parents=True, exist_ok=True)
     outcomes = selftest(place, faults, seed, common.say)
     if as_json:
-        common.print_json(document(outcomes, faults, seed))
+        common.print_json({"faults": faults, "seed": seed, "outcomes": [asdict(one) for one in outcomes]})
     else:
-        for line in table(outcomes):
-            click.echo(line)
+        common.print_table(table(outcomes), numbers=range(1, 4))
     failures = sum(len(one.failures) for one in outcomes)
     if failures:
         raise LstlmError(f"selftest: {failures} faults were not survived; what is left of them is in {place}")

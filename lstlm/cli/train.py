@@ -39,13 +39,7 @@ Ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and exits with 130 (143, 12
     help="A YAML file, or a recipe by name (see `lstlm config list`). May be left out when a run is resumed, or with "
     "--set data.dir=DIR: all defaults.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting, e.g. train.max_steps=100. Repeatable.",
-)
+@common.set_option
 @click.option(
     "--run",
     "--run-folder",
@@ -70,7 +64,7 @@ Ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and exits with 130 (143, 12
     is_flag=True,
     help="Start anew in a folder that holds a run, or drop checkpoints newer than --resume PATH.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON document.")
+@common.json_option
 @click.option(
     "--rank-timeout",
     type=click.FloatRange(min=1),
@@ -187,7 +181,7 @@ def _settings(config_path: Path | None, folder: Path, overrides: tuple[str, ...]
 
 
 def _show_summary(summary: "Summary", *, as_json: bool) -> None:
-    from lstlm.training.log.metrics import finite_or_none
+    from lstlm.sealed import finite_or_none
 
     report = summary.report
     if as_json:
@@ -220,24 +214,26 @@ def _show_estimate(config: "Config", device: Any, threads: int | None, *, as_jso
         common.print_json({"config": to_dict(config), **asdict(estimate)})
         return
     click.echo(dump_config(config))
-    for line in _estimate_lines(estimate):
-        click.echo(line)
+    common.print_table(_estimate_rows(estimate))
 
 
-def _estimate_lines(estimate: "Estimate") -> list[str]:
+def _estimate_rows(estimate: "Estimate") -> list[tuple[str, str]]:
     from lstlm.training.log.console import bytes_text as size
     from lstlm.training.log.console import clock_text
 
     parts = estimate.parameters
     steps = "bounded by time alone" if estimate.steps is None else f"{estimate.steps:,}"
+    learned = ", ".join(f"{part} {parts[part]:,}" for part in ("embedding", "hidden", "output"))
+    memory = (
+        f"{size(estimate.state_bytes)} of weights and optimiser state, {size(estimate.copy_bytes)} of a copy to write "
+        f"checkpoints from; {size(estimate.peak_memory_bytes)} the whole process at its peak"
+    )
     return [
-        f"vocabulary   {estimate.vocabulary:,} words",
-        f"parameters   {parts['total']:,} (embedding {parts['embedding']:,}, hidden {parts['hidden']:,}, "
-        f"output {parts['output']:,})",
-        f"memory       {size(estimate.state_bytes)} of weights and optimiser state, {size(estimate.copy_bytes)} of a "
-        f"copy to write checkpoints from; {size(estimate.peak_memory_bytes)} the whole process at its peak",
-        f"disk         {size(estimate.checkpoint_bytes)} a checkpoint, up to {size(estimate.disk_bytes)} a run",
-        f"steps        {steps} ({estimate.steps_per_epoch:,} an epoch)",
-        f"speed        {estimate.step_ms:.2f} ms a step, {estimate.words_per_s:,.0f} words/s (median of 20 steps)",
-        f"time         {clock_text(estimate.estimated_s)} without evaluations and checkpoints",
+        ("vocabulary", f"{estimate.vocabulary:,} words"),
+        ("parameters", f"{parts['total']:,} ({learned})"),
+        ("memory", memory),
+        ("disk", f"{size(estimate.checkpoint_bytes)} a checkpoint, up to {size(estimate.disk_bytes)} a run"),
+        ("steps", f"{steps} ({estimate.steps_per_epoch:,} an epoch)"),
+        ("speed", f"{estimate.step_ms:.2f} ms a step, {estimate.words_per_s:,.0f} words/s (median of 20 steps)"),
+        ("time", f"{clock_text(estimate.estimated_s)} without evaluations and checkpoints"),
     ]

@@ -208,10 +208,11 @@ def _train(corpus: "Corpus", folder: Path, given: dict[str, Any]) -> "Run":
 
 
 def _simlex(run: "Run") -> dict[str, Any] | None:
-    from lstlm.evaluation.similarity import evaluate_pairs, find_simlex, read_pairs
+    from lstlm.evaluation.datasets import find_dataset, read_pairs
+    from lstlm.evaluation.similarity import evaluate_pairs
 
     try:
-        result = evaluate_pairs(run.vectors, read_pairs(find_simlex())).to_dict()
+        result = evaluate_pairs(run.vectors, read_pairs(find_dataset("simlex"))).to_dict()
     except DataError:
         return None  # no such file here: nothing is lost
     return {key: result[key] for key in ("spearman", "pairs_used", "pairs_total")}

@@ -43,7 +43,7 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     from tqdm import tqdm
 
     from lstlm.bench.verification import BATCH, BOUND, HIDDEN, VOCAB, Errors, compare
-    from lstlm.training.log.metrics import finite_or_none
+    from lstlm.sealed import finite_or_none
 
     torch.set_num_threads(worthwhile_threads(3 * BATCH * HIDDEN * VOCAB, torch.get_num_threads()))
     chosen = losses or LOSSES.names()

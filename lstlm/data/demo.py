@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lstlm.data.inputs import OnBytes, TextInput, TextReader
+from lstlm.data.inputs import OnBytes, TextInput, TextReader, TextSource
 from lstlm.data.tokenise import tokenise_text
 from lstlm.data.wikitext import read_articles
 from lstlm.errors import DataError
@@ -75,16 +75,12 @@ PIECES = (
 
 
 @dataclass
-class DemoSource:
+class DemoSource(TextSource):
     """All pieces that are installed."""
 
     pieces: Sequence[Piece] = PIECES
-    name: str = "demo"
+    name: str = field(default="demo", kw_only=True)
     prepared: dict[str, Any] = field(default_factory=lambda: {"tokenise": "simple", "lowercase": True})
-    total_bytes: int | None = None
-    has_validation: bool = False
-    notes: list[str] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
 
     def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]:
         found = [(piece, piece.files()) for piece in self.pieces]

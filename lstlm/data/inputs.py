@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 from lstlm.data.blocks import Reader
 from lstlm.errors import DataError
@@ -32,23 +32,28 @@ class TextInput:
     stream: Reader
 
 
-class TextSource(Protocol):
+@dataclass(kw_only=True)
+class TextSource:
     """Where text comes from. After `inputs` has been walked through, `records` says what was read."""
 
     name: str
-    records: list[dict[str, Any]]
-    notes: list[str]
-    prepared: dict[str, Any]  # of `TextOptions`: what was done to the text before it comes from here
+    prepared: dict[str, Any] = field(default_factory=dict)  # of `TextOptions`: what was done to the text before
+    notes: list[str] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def total_bytes(self) -> int | None:
         """What `on_bytes` will add up to, None if unknown."""
+        return None
 
     @property
     def has_validation(self) -> bool:
         """Whether some of the text is for validation; if not, sentences are set aside."""
+        return False
 
-    def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]: ...
+    def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]:
+        """Yield the text, one stretch after the other."""
+        raise NotImplementedError
 
 
 class HashingReader:
@@ -171,15 +176,12 @@ def _open_raw(path: str) -> IO[bytes]:
 
 
 @dataclass
-class FileSource:
+class FileSource(TextSource):
     """Text files, each for one part; `-` is the standard input."""
 
     name: str
     files: Sequence[tuple[str, str]]
     max_bytes: int = MAX_BYTES
-    prepared: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def total_bytes(self) -> int | None:

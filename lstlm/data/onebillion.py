@@ -119,16 +119,13 @@ def _unsound(archive: Path, error: Exception) -> DataError:
 
 
 @dataclass
-class ArchiveSource:
+class ArchiveSource(TextSource):
     """The members of a tar that are shards, read as they come by; nothing is ever extracted to disk."""
 
     path: Path
     max_bytes: int
-    name: str = "1b"
-    prepared: dict[str, Any] = field(default_factory=dict)
-    has_validation: bool = True
-    notes: list[str] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    name: str = field(default="1b", kw_only=True)
+    has_validation = True
 
     @property
     def total_bytes(self) -> int | None:

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from lstlm.data.demo import DemoSource
 from lstlm.data.inputs import MAX_BYTES, FileSource, HashingReader, OnBytes, TextInput, TextReader, TextSource
@@ -15,16 +15,11 @@ from lstlm.errors import ConfigError, DataError
 
 
 @dataclass
-class SentenceSource:
+class SentenceSource(TextSource):
     """Sentences of a Python program, read once: each a text, or a sequence of words."""
 
     sentences: Iterable[str | Sequence[str]]
-    name: str = "sentences"
-    prepared: dict[str, Any] = field(default_factory=dict)
-    total_bytes: int | None = None
-    has_validation: bool = False
-    notes: list[str] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    name: str = field(default="sentences", kw_only=True)
 
     def inputs(self, on_bytes: OnBytes) -> Iterator[TextInput]:
         raw = HashingReader(cast(IO[bytes], TextReader(self._lines())), on_bytes)

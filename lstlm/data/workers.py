@@ -19,18 +19,15 @@ AHEAD = 2
 """Blocks that wait at each worker: one in work, one in the pipe; so memory does not depend on the corpus."""
 
 
-def _block(header: tuple[int, str, float], data: bytes) -> Block:
-    number, part, valid_fraction = header
-    return Block(number, part, valid_fraction, data)
-
-
 def _serve(connection: Connection, folder: Path, worker: int, options: TextOptions) -> None:
     """The loop of one worker process: (header, bytes) in, report out; None ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     try:
         encoder = BlockEncoder(folder, worker, options)
         while (header := connection.recv()) is not None:
-            connection.send(encoder.encode(_block(header, connection.recv_bytes())))
+            number, part, valid_fraction = header
+            block = Block(number, part, valid_fraction, connection.recv_bytes())
+            connection.send(encoder.encode(block))
         encoder.finish()
         connection.send(None)
     except EOFError:

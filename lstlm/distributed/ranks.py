@@ -191,12 +191,15 @@ class Ranks:
         return result
 
 
-def even_parts(sizes: Sequence[int], what: str) -> None:
-    """Raise unless the sizes are those of `Ranks.part`: the ranks take even parts of one global minibatch."""
+def even_total(sizes: Sequence[int]) -> int:
+    """Return the examples of all ranks, given each one's; raise unless they are even parts, those of `Ranks.part`."""
     m, world = sum(sizes), len(sizes)
     expected = [m * (r + 1) // world - m * r // world for r in range(world)]
     if list(sizes) != expected:
-        raise ConfigError(f"{what}: the ranks hold {list(sizes)} examples; even parts of the {m} are {expected}")
+        raise ConfigError(
+            f"the output layer: the ranks hold {list(sizes)} examples; even parts of the {m} are {expected}"
+        )
+    return m
 
 
 def _bytes(x: Tensor) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lstlm.distributed.ranks import Ranks, even_parts
+from lstlm.distributed.ranks import Ranks, even_total
 from lstlm.distributed.spherical import ShardedOutput
 from lstlm.outputs.rows import RowGradient
 from lstlm.outputs.shortlist import ShortlistOutput
@@ -30,9 +30,7 @@ class ShardedShortlist(ShortlistOutput):
         super().__init__(*arguments, make_tail=partial(ShardedOutput, ranks), **settings)
 
     def _minibatch(self, m: int) -> int:
-        sizes = [row[0] for row in self.ranks.numbers([m])]
-        even_parts(sizes, "the output layer")
-        self.examples = sum(sizes)
+        self.examples = even_total([row[0] for row in self.ranks.numbers([m])])
         return self.examples
 
     def _route(self, pairs: int) -> TailRoute:

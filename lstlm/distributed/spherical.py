@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lstlm.distributed.dense import ShardedDenseState
-from lstlm.distributed.ranks import Ranks, even_parts
+from lstlm.distributed.ranks import Ranks, even_total
 from lstlm.distributed.shards import check_enough_words
 from lstlm.distributed.state import ShardedState
 from lstlm.distributed.steps import SquareHere, begin, few
@@ -40,8 +40,7 @@ class OverRanks(SphericalHead):
             return h, targets
         ids, values = targets.ids.view(len(h), -1), targets.values.view(len(h), -1)
         sizes, widths = zip(*self.ranks.numbers([len(h), ids.shape[1]]), strict=True)
-        even_parts(sizes, "the output layer")
-        self.examples = sum(sizes)
+        self.examples = even_total(sizes)
         if (fill := max(widths) - ids.shape[1]) > 0:  # up to the same K: an id of the same example, with value 0
             ids = torch.cat([ids, ids[:, :1].expand(-1, fill)], 1)
             values = pad(values, (0, fill))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lstlm.errors import DataError
+from lstlm.files import replacing
 
 SIMLEX_URL = "https://fh295.github.io/SimLex-999.zip"
 SIMLEX_PAIRS = 999
@@ -164,11 +165,6 @@ def find_dataset(kind: str, explicit: Path | None = None, data_folder: Path = Pa
     raise DataError(f"no {kind} file in {data_folder}{os.sep}: {remedy}")
 
 
-def find_simlex(explicit: Path | None = None, data_folder: Path = Path("data")) -> Path:
-    """The SimLex-999 file by the search order of `find_dataset`."""
-    return find_dataset("simlex", explicit, data_folder)
-
-
 def download_simlex(data_folder: Path = Path("data"), url: str = SIMLEX_URL, timeout: float = 30.0) -> Path:
     """Fetch the official archive, check that it holds 999 pairs, and keep its text file in the data folder."""
     target = data_folder / "SimLex-999" / "SimLex-999.txt"
@@ -184,13 +180,8 @@ def download_simlex(data_folder: Path = Path("data"), url: str = SIMLEX_URL, tim
     except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{url}: not the SimLex-999 archive ({error}); {by_hand}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(".SimLex-999.txt.partial")
-    partial.write_bytes(text)
-    try:
-        found = len(read_pairs(partial))
-        if found != SIMLEX_PAIRS:
+    with replacing(target) as partial:
+        partial.write_bytes(text)
+        if (found := len(read_pairs(partial))) != SIMLEX_PAIRS:
             raise DataError(f"{url}: holds {found} pairs, expected {SIMLEX_PAIRS}; {by_hand}")
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
     return target

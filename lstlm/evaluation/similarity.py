@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from lstlm.evaluation.datasets import Pair, find_simlex, read_pairs
+from lstlm.evaluation.datasets import Pair
+from lstlm.sealed import finite_or_none
 from lstlm.vectors import Vectors
-
-__all__ = ["Pair", "SimilarityResult", "average_ranks", "evaluate_by_pos", "evaluate_pairs", "find_simlex", "pearson"]
-__all__ += ["read_pairs", "spearman"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,19 +27,8 @@ class SimilarityResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: null stands for an undefined correlation."""
-        low_high = None if self.interval is None else [_or_none(value) for value in self.interval]
-        return {
-            "spearman": _or_none(self.spearman),
-            "pearson": _or_none(self.pearson),
-            "pairs_used": self.pairs_used,
-            "pairs_total": self.pairs_total,
-            "oov": list(self.oov),
-            "interval": low_high,
-        }
-
-
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+        found: dict[str, Any] = finite_or_none(asdict(self))
+        return found
 
 
 def average_ranks(values: Array) -> Array:

@@ -21,10 +21,10 @@ from lstlm.data.inputs import FileSource
 from lstlm.data.prepare import PrepareOptions, prepare
 from lstlm.distributed import Ranks
 from lstlm.errors import LstlmError
+from lstlm.files import HashingWriter
 from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.ranked import RankLearner
 from lstlm.training.run.checkpoint import newest_valid, step_folders
-from lstlm.training.run.files import HashingWriter
 from lstlm.training.run.folders import CHECKPOINTS
 from lstlm.training.run.session import train
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lstlm.selftest.bench import Workbench
 from lstlm.selftest.trials import TRIALS
@@ -40,16 +39,9 @@ def selftest(folder: Path, faults: int, seed: int, say: Callable[[str], None]) -
     return outcomes
 
 
-def table(outcomes: list[Outcome]) -> list[str]:
+def table(outcomes: list[Outcome]) -> list[list[str]]:
     """Return kind, faults and failures in columns, with a sum."""
-    rows = [(one.kind, one.faults, len(one.failures), one.seconds) for one in outcomes]
-    counts, failures, seconds = zip(*(row[1:] for row in rows), strict=True)
-    rows.append(("all", sum(counts), sum(failures), sum(seconds)))
-    return [f"{'fault':<20}{'count':>7}{'failures':>10}{'seconds':>9}"] + [
-        f"{kind:<20}{count:>7}{failed:>10}{took:>9.0f}" for kind, count, failed, took in rows
-    ]
-
-
-def document(outcomes: list[Outcome], faults: int, seed: int) -> dict[str, Any]:
-    """Return the same for `--json`."""
-    return {"faults": faults, "seed": seed, "outcomes": [asdict(one) for one in outcomes]}
+    rows = {one.kind: [one.faults, len(one.failures), one.seconds] for one in outcomes}
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    shown = [[name, *(f"{figure:.0f}" for figure in row)] for name, row in rows.items()]
+    return [["fault", "count", "failures", "seconds"], *shown]

@@ -152,28 +152,25 @@ class SphericalOutput(SphericalHead):
         self.state.resize(keep, W_new)
 
     @torch.no_grad()
-    def diagnostics(self, probes: int = 4) -> dict[str, float]:
-        """Return the health of the factors: range of U, largest entry of UU⁻¹ − I. O(d³).
-
-        Above that, unless `probes` is 0, `q_error_sampled`: the `gram_error` of so many random vectors, a pass over V.
-        """
+    def diagnostics(self) -> dict[str, float]:
+        """Return the health of the factors: range of U, largest entry of UU⁻¹ − I, and `gram_error`, a pass over V."""
         state = self.state
         U, U_inv_T = state.exactly("U"), state.exactly("U_inv_T")
         sigma = torch.linalg.svdvals(U)
         unit = torch.eye(state.d, dtype=U.dtype, device=U.device)
-        figures = {
+        return {
             "sigma_min": float(sigma[-1]),
             "sigma_max": float(sigma[0]),
             "inverse_error": float((U @ U_inv_T.T - unit).abs().max()),
+            "q_error_sampled": self.gram_error(),
         }
-        return {**figures, "q_error_sampled": self.gram_error(probes)} if probes else figures
 
     @torch.no_grad()
-    def gram_error(self, probes: int = 4) -> float:
-        """Return max |xᵀ(Q − WᵀW)x| / xᵀQx over random x: how far the tracked Q has drifted from W. Reads all of V."""
+    def gram_error(self) -> float:
+        """Return max |xᵀ(Q − WᵀW)x| / xᵀQx over four random x: how far Q has drifted from W. Reads all of V."""
         state = self.state
         generator = torch.Generator(device=state.V.device).manual_seed(0)
-        X = torch.randn(state.d, probes, dtype=torch.float64, device=state.V.device, generator=generator)
+        X = torch.randn(state.d, 4, dtype=torch.float64, device=state.V.device, generator=generator)
         actual = torch.zeros_like(X[0])
         for rows in state.blocks():
             actual += (state.weight_rows(rows).to(torch.float64) @ X).square().sum(0)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 CASE_RULES = ("fold", "prefer", "exact")
 _CACHED_BYTES = 1 << 20  # rows that stay in a core's cache between the product and the norms
-_SCORES = 1 << 20  # scores held before the best of them are picked
-_FEW_QUERIES = 4
 MOST_WORDS = 50_000  # rows that n-grams are fitted to: more would cost memory, half a million n-grams for 100,000 words
 
 
@@ -83,13 +81,9 @@ class Vectors:
         """The row of a word; UnknownWord, with near spellings, where there is none."""
         row = self.row(word, case)
         if row is None:
-            near = self.suggestions(word)
+            near = near_spellings(word, self.index)
             raise UnknownWord(f"{word!r} has no vector" + (f"; near spellings: {', '.join(near)}" if near else ""))
         return row
-
-    def suggestions(self, word: str, limit: int = 3) -> list[str]:
-        """Near spellings of an unknown word."""
-        return near_spellings(word, self.index, limit)
 
     @cached_property
     def subwords(self) -> "Subwords":
@@ -173,34 +167,35 @@ class Vectors:
             for word in asked
         ]
         query = np.repeat([1.0, -1.0], [len(added), len(taken)]).astype(np.float32) @ np.stack(units)
-        scores, ids = nearest(self.matrix, query[None], k + len(rows))
-        found = zip(ids[0].tolist(), scores[0].tolist(), strict=True)
+        scores, ids = nearest(self.matrix, query, k + len(rows))
+        found = zip(ids.tolist(), scores.tolist(), strict=True)
         return [(self.words[row], score) for row, score in found if row not in rows][:k]
 
 
-def nearest(matrix: Matrix, queries: Matrix, k: int) -> tuple[Matrix, Matrix]:
-    """Cosines and ids, both (q,k), of the k rows of matrix (n,d) nearest to each query (q,d), best first.
+def nearest(matrix: Matrix, query: Matrix, k: int) -> tuple[Matrix, Matrix]:
+    """Cosines and ids, both (k,), of the k rows of matrix (n,d) nearest to a query (d,), best first.
 
-    One pass over the matrix, products and norms taken while a block of rows is in the cache: O(ndq) work, and little
-    memory beside the block. It runs at the speed of memory, so threads would not pay for themselves.
+    One pass over the matrix, product and norm taken while a block of rows is in the cache: O(nd) at the speed of
+    memory, so threads would not pay for themselves.
     """
-    units = unit_rows(np.asarray(queries, dtype=np.float32))
+    unit = unit_rows(np.asarray(query, dtype=np.float32)[None])[0]
     matrix = np.asarray(matrix)  # a memory map's own slices cost microseconds each
+    scores, squares = np.empty((2, len(matrix)), dtype=np.float32)
+    step = max(1, _CACHED_BYTES // (4 * matrix.shape[1]))
+    for at in range(0, len(matrix), step):
+        rows = np.ascontiguousarray(matrix[at : at + step], dtype=np.float32)
+        np.vecdot(rows, rows, out=squares[at : at + step])
+        np.vecdot(rows, unit, out=scores[at : at + step])
+    finite = np.isfinite(squares)
+    if not finite.all():
+        bad = int(np.argmin(finite)) + 1
+        raise DataError(f"row {bad} of the vectors holds a value that is not finite, or too large to square in float32")
+    squares[squares == 0] = 1.0  # a vector of zeros has cosine 0 with everything
+    scores /= np.sqrt(squares)
     k = max(1, min(k, len(matrix)))
-    step = max(k, _SCORES // len(units))
-    scores, ids = np.empty((len(units), 0), dtype=np.float32), np.empty((len(units), 0), dtype=np.int64)
-    for start in range(0, len(matrix), step):
-        found = _cosines(matrix[start : start + step], units, start)
-        places = np.argpartition(found, -k, axis=1)[:, -k:] if found.shape[1] > k else _all_places(found)
-        scores = np.concatenate([scores, np.take_along_axis(found, places, axis=1)], axis=1)
-        ids = np.concatenate([ids, places + start], axis=1)
-        best = np.lexsort((ids, -scores), axis=1)[:, :k]
-        scores, ids = np.take_along_axis(scores, best, axis=1), np.take_along_axis(ids, best, axis=1)
-    return scores, ids
-
-
-def _all_places(found: Matrix) -> Matrix:
-    return np.broadcast_to(np.arange(found.shape[1]), found.shape)
+    ids = np.argpartition(scores, -k)[-k:]
+    ids = ids[np.lexsort((ids, -scores[ids]))]
+    return scores[ids], ids
 
 
 def unit_rows(rows: Matrix) -> Matrix:
@@ -208,29 +203,6 @@ def unit_rows(rows: Matrix) -> Matrix:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     units: Matrix = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
     return units
-
-
-def _cosines(part: Matrix, units: Matrix, start: int) -> Matrix:
-    """Cosines (q,rows) of unit queries with rows start … of the matrix."""
-    found = np.empty((len(units), len(part)), dtype=np.float32)
-    squares = np.empty(len(part), dtype=np.float32)
-    # BLAS only for many queries, and then at once: waking its threads for every small block costs more than it gives
-    many = len(units) > _FEW_QUERIES
-    if many:
-        np.matmul(units, part.T, out=found, dtype=np.float32, casting="same_kind")
-    step = max(1, _CACHED_BYTES // (4 * part.shape[1]))
-    for at in range(0, len(part), step):
-        rows = np.ascontiguousarray(part[at : at + step], dtype=np.float32)
-        np.vecdot(rows, rows, out=squares[at : at + step])
-        for query, products in zip(units, found, strict=True) if not many else ():
-            np.vecdot(rows, query, out=products[at : at + step])
-    finite = np.isfinite(squares)
-    if not finite.all():
-        bad = start + int(np.argmin(finite)) + 1
-        raise DataError(f"row {bad} of the vectors holds a value that is not finite, or too large to square in float32")
-    squares[squares == 0] = 1.0  # a vector of zeros has cosine 0 with everything
-    found /= np.sqrt(squares)
-    return found
 
 
 def load_vectors(

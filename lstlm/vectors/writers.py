@@ -1,7 +1,6 @@
 """Write word vectors as files that gensim, TensorBoard and numpy open. A file appears whole or not at all."""
 
 import gzip
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from lstlm.errors import ConfigError, DataError, LstlmError
+from lstlm.files import replacing
 from lstlm.vectors.readers import MAX_WORD_BYTES
 from lstlm.vectors.table import Vectors
 
@@ -33,25 +33,19 @@ def outputs(form: str, target: Path) -> list[Path]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`; move it there only when everything was written. A name in .gz is packed."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes its name, and makes its folders, only if everything was written; .gz is packed."""
     made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]  # the innermost first
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             if path.suffix == ".gz":
                 # no name and no time inside: the same vectors give the same file
                 with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
                     yield cast(BinaryIO, packed)
             else:
                 yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
     except BaseException as error:
-        with suppress(OSError):
-            partial.unlink()
         with suppress(OSError):  # folders that were made for nothing
             for folder in made:
                 folder.rmdir()
@@ -86,7 +80,7 @@ def _checked(word: str) -> bytes:
 
 def write_word2vec(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """Text: 'n d', then 'word v1 … vd' a line, each number the shortest that reads back to the same float32."""
-    with replacing(path) as file:
+    with whole_file(path) as file:
         file.write(b"%d %d\n" % (len(vectors), vectors.dim))
         for start, block in _blocks(vectors, on_rows):
             for row, numbers in enumerate(block.astype("S32").tolist(), start):
@@ -96,7 +90,7 @@ def write_word2vec(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: 
 
 def write_word2vec_binary(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """Binary: 'n d', then the word, a space, d little-endian float32 and a line feed."""
-    with replacing(path) as file:
+    with whole_file(path) as file:
         file.write(b"%d %d\n" % (len(vectors), vectors.dim))
         for start, block in _blocks(vectors, on_rows):
             for row, values in enumerate(block, start):
@@ -107,7 +101,7 @@ def write_word2vec_binary(vectors: Vectors, path: Path, on_rows: OnRows = lambda
 def write_npy(vectors: Vectors, path: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """`name.npy`, (n,d) in the dtype of training, and `name.vocab.tsv` beside it: word, tab, count."""
     path, words = outputs("npy", path)
-    with replacing(path) as file:
+    with whole_file(path) as file:
         np.lib.format.write_array(file, np.ascontiguousarray(vectors.matrix), allow_pickle=False)
     return [path, _write_vocabulary(vectors, words)]
 
@@ -119,7 +113,7 @@ def write_safetensors(vectors: Vectors, path: Path, on_rows: OnRows = lambda row
     except ImportError as error:
         raise ConfigError("--format safetensors needs the safetensors package: pip install safetensors") from error
     path, words = outputs("safetensors", path)
-    with replacing(path) as file:
+    with whole_file(path) as file:
         file.write(save({"vectors": np.ascontiguousarray(vectors.matrix)}))
     return [path, _write_vocabulary(vectors, words)]
 
@@ -127,10 +121,10 @@ def write_safetensors(vectors: Vectors, path: Path, on_rows: OnRows = lambda row
 def write_projector(vectors: Vectors, folder: Path, on_rows: OnRows = lambda rows: None) -> list[Path]:
     """A folder for `tensorboard --logdir`: vectors.tsv, metadata.tsv and projector_config.pbtxt."""
     tensors, labels, config = outputs("projector", folder)
-    with replacing(tensors) as file:
+    with whole_file(tensors) as file:
         for _, block in _blocks(vectors, on_rows):
             file.writelines(b"\t".join(row) + b"\n" for row in block.astype("S32").tolist())
-    with replacing(labels) as file:
+    with whole_file(labels) as file:
         # one column has no header line in the projector's format, two columns must have one
         if vectors.counts is None:
             file.writelines(label(word).encode() + b"\n" for word in vectors.words)
@@ -138,7 +132,7 @@ def write_projector(vectors: Vectors, folder: Path, on_rows: OnRows = lambda row
             file.write(b"word\tcount\n")
             pairs = zip(vectors.words, vectors.counts, strict=True)
             file.writelines(f"{label(word)}\t{int(count)}\n".encode() for word, count in pairs)
-    with replacing(config) as file:
+    with whole_file(config) as file:
         text = 'embeddings {{\n  tensor_name: "words"\n  tensor_path: "{}"\n  metadata_path: "{}"\n}}\n'
         file.write(text.format(tensors.name, labels.name).encode())
     return [tensors, labels, config]
@@ -151,7 +145,7 @@ def label(word: str) -> str:
 
 
 def _write_vocabulary(vectors: Vectors, path: Path) -> Path:
-    with replacing(path) as file:
+    with whole_file(path) as file:
         for row, word in enumerate(vectors.words):
             if not word or re.search(r"[\t\r\n]", word):
                 raise DataError(

@@ -61,7 +61,7 @@ def test_a_rate_that_is_refused_is_halved() -> None:
 
 @pytest.fixture
 def started_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.bench.distributed.get_context", lambda way: warm())
+    monkeypatch.setattr("lstlm.bench.processes.get_context", lambda way: warm())
 
 
 def test_two_ranks_are_measured_beside_one(started_at_once: None) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from lstlm.bench import output, timing
 from lstlm.bench.methods import Method, Runner
-from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, percentile
+from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, spread
 from lstlm.bench.workload import Workload
 from lstlm.errors import NumericsError
 from lstlm.outputs import OutputLayer
@@ -59,7 +59,7 @@ def test_summary() -> None:
         "warm_up_steps": 0,
         "stabilise_ms": 2.0,
     }
-    assert percentile([5.0], 0.9) == 5.0
+    assert spread([5.0]) == {"step_ms": 5.0, "step_ms_p10": 5.0, "step_ms_p90": 5.0, "steps": 1}
 
 
 def test_the_floor_counts_five_products() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lstlm.errors import DataError
 from lstlm.evaluation import datasets
-from lstlm.evaluation.datasets import Pair, find_dataset, find_simlex, read_pairs
+from lstlm.evaluation.datasets import Pair, find_dataset, read_pairs
 
 OFFICIAL = (
     "word1\tword2\tPOS\tSimLex999\tconc(w1)\tconc(w2)\tconcQ\tAssoc(USF)\tSimAssoc333\tSD(SimLex)\n"
@@ -80,7 +80,7 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 def test_gensims_copy_is_whole_and_its_parts_of_speech_are_known() -> None:
     pytest.importorskip("gensim")
-    pairs = read_pairs(find_simlex(None, Path("nowhere")))
+    pairs = read_pairs(find_dataset("simlex", None, Path("nowhere")))
     assert len(pairs) == 999
     assert [sum(p.pos == name for p in pairs) for name in ("adjectives", "nouns", "verbs")] == [111, 666, 222]
 
@@ -89,12 +89,12 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     explicit, data = tmp_path / "mine.txt", tmp_path / "data"
     explicit.touch()
     (data / "SimLex-999").mkdir(parents=True)
-    assert find_simlex(explicit, data) == explicit
+    assert find_dataset("simlex", explicit, data) == explicit
     with pytest.raises(DataError, match=r"--pairs .*absent: no such file"):
-        find_simlex(tmp_path / "absent", data)
+        find_dataset("simlex", tmp_path / "absent", data)
     kept = data / "SimLex-999" / "SimLex-999.txt"
     kept.touch()
-    assert find_simlex(None, data) == kept
+    assert find_dataset("simlex", None, data) == kept
     kept.unlink()
     monkeypatch.setattr(datasets.importlib.util, "find_spec", lambda name: None)
     for kind, remedy in [("simlex", "--download"), ("wordsim", "--pairs"), ("analogy", "--pairs")]:
@@ -132,7 +132,7 @@ def test_download(tmp_path: Path, server: tuple[str, Path]) -> None:
     body = OFFICIAL.split("\n")[0] + "\n" + "".join(f"a{n}\tb{n}\tN\t{n % 10}" + "\t1" * 6 + "\n" for n in range(999))
     (root / "good.zip").write_bytes(archive(body.encode()))
     path = datasets.download_simlex(tmp_path / "data", f"{url}/good.zip")
-    assert path == find_simlex(None, tmp_path / "data")
+    assert path == find_dataset("simlex", None, tmp_path / "data")
     assert len(read_pairs(path)) == 999
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError
+from lstlm.files import HashingWriter
 from lstlm.sealed import seal
 from lstlm.spherical import SphericalOutput, make_loss
 from lstlm.training.run import checkpoint as module
@@ -24,7 +25,6 @@ from lstlm.training.run.checkpoint import (
     step_folders,
     tidy,
 )
-from lstlm.training.run.files import HashingWriter
 from lstlm.training.run.shards import load_network
 
 FACTS = {"config_sha256": "c", "vocabulary_sha256": "v"}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lstlm.files import write_atomic
 from lstlm.training.log.console import Console, clock_text
 from lstlm.training.log.metrics import MetricsFile, cut_after
 from lstlm.training.loop import clock
 from lstlm.training.loop.clock import PhaseClock
 from lstlm.training.loop.schedule import Budget
-from lstlm.training.run.files import write_atomic
 
 
 def test_metrics_are_strict_json(tmp_path: Path) -> None:

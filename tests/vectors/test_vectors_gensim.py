@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lstlm.evaluation.analogy import AnalogySolver, evaluate_analogies, read_questions, total
-from lstlm.evaluation.similarity import evaluate_pairs, find_simlex, read_pairs
+from lstlm.evaluation.datasets import find_dataset, read_pairs
+from lstlm.evaluation.similarity import evaluate_pairs
 from lstlm.vectors import Vectors, load_vectors
 from lstlm.vectors.writers import WRITERS
 
@@ -47,7 +48,7 @@ def test_we_read_gensims_files_bit_for_bit(tmp_path: Path, binary: bool) -> None
 
 
 def judged_words() -> list[str]:
-    pairs = read_pairs(find_simlex()) + read_pairs(datapath("wordsim353.tsv"))
+    pairs = read_pairs(find_dataset("simlex")) + read_pairs(datapath("wordsim353.tsv"))
     words = sorted({word for pair in pairs for word in (pair.first, pair.second)})
     # some are missing, some are there in two cases, some only in another case
     kept = [word for number, word in enumerate(words) if number % 7]
@@ -75,7 +76,7 @@ def test_word_pairs_score_as_in_gensim(tmp_path: Path, name: str, case: str) -> 
 
 def test_a_file_read_for_the_wanted_rows_scores_as_the_whole_file(tmp_path: Path) -> None:
     path = WRITERS["word2vec"](plain_vectors(unique([*judged_words(), "filler", "rest"])), tmp_path / "v.txt")[0]
-    pairs = read_pairs(find_simlex())
+    pairs = read_pairs(find_dataset("simlex"))
     wanted = {word for pair in pairs for word in (pair.first, pair.second)}
     few = load_vectors(path, wanted, case="fold")
     assert "filler" not in few.words

@@ -12,26 +12,25 @@ def random_matrix(rows: int, dim: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
-@pytest.mark.parametrize(("cached", "held"), [(1, 1), (48 * 7, 300), (1 << 20, 1 << 20)])
-def test_nearest_equals_the_plain_product(monkeypatch: pytest.MonkeyPatch, count: int, cached: int, held: int) -> None:
-    matrix, queries = random_matrix(1000, 12), random_matrix(count, 12, seed=1)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("cached", [1, 48 * 7, 1 << 20])
+def test_nearest_equals_the_plain_product(monkeypatch: pytest.MonkeyPatch, seed: int, cached: int) -> None:
+    matrix, query = random_matrix(1000, 12), random_matrix(1, 12, seed)[0]
     monkeypatch.setattr("lstlm.vectors.table._CACHED_BYTES", cached)
-    monkeypatch.setattr("lstlm.vectors.table._SCORES", held)
-    scores, ids = nearest(matrix, queries, 10)
-    exact = queries.astype(np.float64) @ matrix.T.astype(np.float64)
-    exact /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(matrix, axis=1)
-    order = np.argsort(-exact, axis=1)[:, :10]
+    scores, ids = nearest(matrix, query, 10)
+    exact = matrix.astype(np.float64) @ query.astype(np.float64)
+    exact /= np.linalg.norm(query) * np.linalg.norm(matrix, axis=1)
+    order = np.argsort(-exact)[:10]
     np.testing.assert_array_equal(ids, order)
-    np.testing.assert_allclose(scores, np.take_along_axis(exact, order, axis=1), atol=1e-6)
+    np.testing.assert_allclose(scores, exact[order], atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_nearest_takes_any_float_layout(dtype: type, order: str) -> None:
     matrix = np.asarray(random_matrix(50, 6).astype(dtype), order=order)
-    _, ids = nearest(matrix, np.asarray(matrix[3:4]), 1)
-    assert ids.tolist() == [[3]]
+    _, ids = nearest(matrix, np.asarray(matrix[3]), 1)
+    assert ids.tolist() == [3]
 
 
 def test_k_beyond_the_vocabulary_and_zero_vectors() -> None:
@@ -50,7 +49,7 @@ def test_values_that_are_not_finite_are_named() -> None:
     matrix = random_matrix(20, 3)
     matrix[7, 1] = np.nan
     with pytest.raises(DataError, match="row 8 of the vectors"):
-        nearest(matrix, random_matrix(1, 3), 2)
+        nearest(matrix, random_matrix(1, 3)[0], 2)
 
 
 def test_case_rules() -> None:

@@ -1,24 +1,13 @@
 """metrics.jsonl: one JSON object a line, the same names and figures as TensorBoard."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from lstlm.training.run.files import write_atomic
-
-
-def finite_or_none(value: Any) -> Any:
-    """Return `value` with non-finite floats as None, all the way down: JSON has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite_or_none(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_none(item) for item in value]
-    return value
+from lstlm.files import write_atomic
+from lstlm.sealed import finite_or_none
 
 
 def cut_after(path: Path, step: int) -> None:

@@ -8,16 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lstlm.files import write_json
+from lstlm.sealed import finite_or_none
 from lstlm.training.log.console import Console
-from lstlm.training.log.metrics import MetricsFile, cut_after, finite_or_none, read_metrics
+from lstlm.training.log.metrics import MetricsFile, cut_after, read_metrics
 from lstlm.training.log.tensorboard import Board
-from lstlm.training.run.files import write_json
 
 
 class RunLog:
-    """Writes what happens in `folder`. `step` is where training starts: later entries of an earlier process are cut."""
+    """Writes what happens in `folder`; a rank that is not the first has none, and keeps nothing.
 
-    def __init__(self, folder: Path, console: Console, *, step: int) -> None:
+    `step` is where training starts: later entries of an earlier process are cut.
+    """
+
+    def __init__(self, folder: Path | None, console: Console, *, step: int) -> None:
         self._folder = folder
         self._started = time.time()
         self._told = 0.0  # when status.json was last written
@@ -25,6 +29,9 @@ class RunLog:
         self._metrics, self.board = self._open(step)
 
     def _open(self, step: int) -> tuple[MetricsFile, Board]:
+        if self._folder is None:
+            nobody: Any = _Nobody()
+            return nobody, nobody
         path = self._folder / "metrics.jsonl"
         cut_after(path, step)
         # A new run purges nothing, but says so: TensorBoard takes only the second mark of a run for a restart.
@@ -61,7 +68,7 @@ class RunLog:
         Unless it must be `durable`, at most every half second: it costs as much as four lines of metrics.
         """
         now = time.time()
-        if not durable and now - self._told < 0.5:
+        if self._folder is None or (not durable and now - self._told < 0.5):
             return
         self._told = now
         head = {
@@ -90,33 +97,8 @@ class RunLog:
             self.close_files()
 
 
-class Silence(RunLog):
-    """The log of a rank that is not the first: it keeps nothing and says nothing."""
+class _Nobody:
+    """Takes whatever it is told, and keeps nothing."""
 
-    def __init__(self, console: Console) -> None:
-        self.console, self.board = console, _NoBoard()
-
-    def scalars(self, step: int, values: Mapping[str, Any]) -> None: ...
-
-    def event(self, step: int, name: str, text: str) -> None: ...
-
-    def rewind(self, step: int) -> None: ...
-
-    def status(self, state: str, facts: Mapping[str, Any], *, durable: bool = False) -> None: ...
-
-    def close_files(self) -> None: ...
-
-
-class _NoBoard(Board):
-    def __init__(self) -> None:
-        pass
-
-    def scalars(self, step: int, values: Mapping[str, Any]) -> None: ...
-
-    def settings(self, settings: Mapping[str, Any], text: str) -> None: ...
-
-    def finish(self, step: int) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **settings: None

@@ -35,7 +35,7 @@ class WordPairs:
         self._pairs = {}
         for kind, explicit in files.items():
             try:
-                self._pairs[kind] = similarity.read_pairs(datasets.find_dataset(kind, explicit))
+                self._pairs[kind] = datasets.read_pairs(datasets.find_dataset(kind, explicit))
             except DataError:
                 if explicit is not None:
                     raise

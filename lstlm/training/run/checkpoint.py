@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from lstlm.errors import CheckpointError, LstlmError, is_out_of_memory
+from lstlm.files import HashingWriter, fsync_folder, link_atomic
 from lstlm.sealed import is_sealed, read_document, read_small, seal, sha256_of
-from lstlm.training.run.files import HashingWriter, fsync_folder, link_atomic
 from lstlm.training.run.folders import STEP, unlinked
 
 FORMAT = 3

@@ -6,8 +6,8 @@ from pathlib import Path
 from lstlm.data.corpus import Corpus
 from lstlm.data.tokenise import TextOptions
 from lstlm.errors import CheckpointError
+from lstlm.files import write_json
 from lstlm.sealed import read_document
-from lstlm.training.run.files import write_json
 
 ORIGIN = "corpus.json"
 

@@ -4,7 +4,6 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,8 +12,9 @@ from lstlm.config import Config, dump_config, load_config
 from lstlm.data import Corpus, Vocabulary
 from lstlm.data.tokenise import TextOptions
 from lstlm.errors import CheckpointError, ConfigError
+from lstlm.files import replacing, write_atomic, write_json
 from lstlm.nn.network import Network
-from lstlm.sealed import read_document, sha256_of
+from lstlm.sealed import sha256_of
 from lstlm.training.run.checkpoint import (
     MANIFEST,
     Checkpoint,
@@ -23,7 +23,6 @@ from lstlm.training.run.checkpoint import (
     step_folders,
     understood,
 )
-from lstlm.training.run.files import replacing, write_atomic, write_json
 from lstlm.training.run.folders import CHECKPOINTS
 from lstlm.training.run.origin import read_origin, write_origin
 from lstlm.training.run.shards import load_network
@@ -68,7 +67,6 @@ class LoadedRun:
     network: Network
     step: int
     folder: Path
-    checkpoint: Path
     text: TextOptions
     unknown_share: float
 
@@ -95,11 +93,4 @@ def load_run(path: Path | str, *, device: str | torch.device = "cpu") -> LoadedR
     origin = read_origin(folder)
     # a corpus without capitals was lowered before it came to us
     text = replace(origin.text, lowercase=origin.text.lowercase or vocabulary.is_lowercase)
-    return LoadedRun(
-        config, vocabulary, network, checkpoint.step, folder, checkpoint.folder, text, origin.unknown_share
-    )
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    """Return status.json of a run."""
-    return read_document(folder / "status.json")
+    return LoadedRun(config, vocabulary, network, checkpoint.step, folder, text, origin.unknown_share)

@@ -18,7 +18,7 @@ from lstlm.data import Corpus, Vocabulary
 from lstlm.distributed import Ranks
 from lstlm.errors import ConfigError
 from lstlm.training.log.console import Console
-from lstlm.training.log.runlog import RunLog, Silence
+from lstlm.training.log.runlog import RunLog
 from lstlm.training.loop.cooccurrence import check_embedding, make_learner
 from lstlm.training.loop.ranked import RankLearner, RankTrainer, Votes
 from lstlm.training.loop.schedule import Budget
@@ -158,7 +158,7 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> S
     learner.say = console.say
     for note in (f"run folder {folder}" + ("" if ranks is None else f", {ranks.world} ranks"), *notes):
         console.say(note)
-    log = RunLog(folder, console, step=step) if options.first else Silence(console)
+    log = RunLog(folder if options.first else None, console, step=step)
     try:
         log.board.settings(to_dict(config), dump_config(config))
         make = Trainer if ranks is None else RankTrainer
