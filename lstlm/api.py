@@ -34,8 +34,8 @@ from lstlm.evaluation.perplexity import evaluate, word_scores
 from lstlm.evaluation.prediction import Predictor
 from lstlm.training.run.folders import default_folder
 from lstlm.training.run.saved import LoadedRun, load_run
+from lstlm.training.run.session import Options, use_device
 from lstlm.training.run.session import train as train_run
-from lstlm.training.run.session import use_device
 from lstlm.vectors import Vectors, load_vectors
 
 __all__ = ["Corpus", "Run", "Vectors", "load", "load_vectors", "prepare", "train", "train_vectors"]
@@ -237,7 +237,8 @@ def train(
     chosen, name = _config(config, [f"{key}={_yaml(value)}" for key, value in changes.items()])
     folder = default_folder(Path(name)) if run is None else Path(run)
     place = use_device(device)
-    summary = train_run(chosen, folder, resume=resume, device=place, threads=threads, force=force, quiet=quiet)
+    how = Options(device=place, resume=resume, threads=threads, force=force, quiet=quiet)
+    summary = train_run(chosen, folder, how)
     if summary.signal is not None:
         stopped = KeyboardInterrupt if summary.signal == signal.SIGINT else SystemExit
         raise stopped(128 + summary.signal)

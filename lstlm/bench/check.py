@@ -39,7 +39,7 @@ def verify(method: Method, d: int, m: int, targets: int = 1) -> float:
     error = 0.0
     for number, (h, ids) in enumerate(batches):
         if number % 2 == 0:
-            runner.expect(torch.cat([ids for _, ids in batches[number : number + 2]]))
+            layer.expect(torch.cat([ids for _, ids in batches[number : number + 2]]))
         expected_loss, expected = oracle.step(h.clone(), ids, lr)
         found = runner.step(h.clone(), ids)
         error = max(error, relative(found, expected))
@@ -56,7 +56,9 @@ def verify(method: Method, d: int, m: int, targets: int = 1) -> float:
 class Oracle:
     """Weights that autograd sees, a loss of them written out in full, and SGD. `parts` are copies of a layer's."""
 
-    def __init__(self, parts: list[Tensor]) -> None:
+    def __init__(self, layer: Any, parts: list[Tensor] | None = None) -> None:
+        """Copy the parts of a layer: where None, its weights and biases."""
+        parts = [layer.weight(), layer.bias_vector()] if parts is None else parts
         self.parts = [part.detach().clone().requires_grad_() for part in parts]
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ class SphericalOracle(Oracle):
     """ℓ(‖o‖², Σo, o, y) with o = W h + b and targets y in full; only the loss as such is taken from the package."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__([layer.weight(), layer.bias_vector()])
+        super().__init__(layer)
         self.loss = layer.loss
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
@@ -112,9 +114,6 @@ class LogProbOracle(SphericalOracle):
 class SoftmaxOracle(Oracle):
     """Cross-entropy over all words."""
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__([layer.weight(), layer.bias_vector()])
-
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
         W, b = self.parts
         return cross_entropy(h @ W.T + b, ids, reduction="none")
@@ -124,9 +123,8 @@ class TwoLevelOracle(Oracle):
     """−log p(class) − log p(word | class), each a masked softmax in full."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__(
-            [layer.weight(), layer.bias_vector(), layer.classes.weight(), layer.classes.bias_vector()],
-        )
+        parts = [layer.weight(), layer.bias_vector(), layer.classes.weight(), layer.classes.bias_vector()]
+        super().__init__(layer, parts)
         self.class_of_word = layer.locate(torch.arange(layer.vocab))[0]
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
@@ -142,7 +140,7 @@ class AdaptiveOracle(Oracle):
 
     def __init__(self, layer: Any) -> None:
         module = layer.module
-        super().__init__([module.head.weight, module.head.bias, *(p.weight for tail in module.tail for p in tail)])
+        super().__init__(layer, [module.head.weight, module.head.bias, *(p.weight for t in module.tail for p in t)])
         self.rank, self.cutoffs = layer.rank, [int(c) for c in module.cutoffs]
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
@@ -167,7 +165,7 @@ class ShortlistOracle(Oracle):
         self.k, self.order, self.tail_rate = layer.shortlist, layer.word_of_rank, layer.tail_rate
         self.root, self.tail_part = layer.tail.state.p.double(), layer.tail_part
         tail = [layer.tail.weight(), layer.tail.bias_vector()]
-        super().__init__([layer.head.weight(), layer.head.bias_vector(), *tail])
+        super().__init__(layer, [layer.head.weight(), layer.head.bias_vector(), *tail])
         self.squares = torch.zeros(self.k + 1, dtype=torch.float64)
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:

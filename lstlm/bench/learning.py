@@ -24,7 +24,7 @@ from lstlm.nn.network import Network
 from lstlm.sealed import finite_or_none, read_document
 from lstlm.training.loop.dryrun import dry_run
 from lstlm.training.loop.validate import WordPairs
-from lstlm.training.run.session import train
+from lstlm.training.run.session import Options, train
 
 METRICS = "metrics.jsonl"
 PEERS = ("gensim-sg", "gensim-cbow")
@@ -140,10 +140,15 @@ def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordS
         if not _is_done(plan, folder):
             paced = _paced(plan, config, corpus, folder)
             paced = replace(paced, train=replace(paced.train, seed=seed))
-            resume = None if plan.runs is None else "auto"
-            device = torch.device("cpu")
-            settings: dict[str, Any] = {"resume": resume, "device": device, "quiet": True, "scorer": scores}
-            summary = train(paced, folder, now=plan.now, aside_counts=False, **settings)
+            how = Options(
+                device=torch.device("cpu"),
+                resume=None if plan.runs is None else "auto",
+                quiet=True,
+                scorer=scores,
+                now=plan.now,
+                aside_counts=False,
+            )
+            summary = train(paced, folder, how)
             if summary.signal is not None:
                 raise SystemExit(128 + summary.signal)  # the others are not to be trained either
         points = curve((folder / METRICS).read_text(encoding="utf-8").splitlines())

@@ -155,24 +155,10 @@ class Runner:
         self.layer.update(self.lr)
         return gradient
 
-    def expect(self, ids: Tensor) -> None:
-        """Hear the targets of the minibatches to come."""
-        self.layer.expect(ids)
-
     @property
     def last_loss(self) -> float:
         """The mean loss of the last step."""
         return float(self.losses.mean())
-
-    @property
-    def stabilise_ms(self) -> float:
-        """Milliseconds of the last step that went into stabilisation."""
-        return self.layer.last_stabilise_ms
-
-    @property
-    def repairs(self) -> int:
-        """Singular values of U repaired so far."""
-        return int(self.layer.statistics().get("stabilisations", 0))
 
 
 class OnePassRunner(Runner):

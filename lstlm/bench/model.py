@@ -16,7 +16,7 @@ import torch
 
 from lstlm.bench.check import verify
 from lstlm.bench.methods import Method, by_blocks, learning_rate
-from lstlm.bench.output import Outcome, groups, skip
+from lstlm.bench.output import Outcome, groups
 from lstlm.bench.output import Plan as OutputPlan
 from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, median_ms
@@ -157,16 +157,14 @@ def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
     sizes = OutputPlan(plan.methods, (plan.vocab,), 2 * plan.hidden + 1, plan.m, effort=plan.effort)
     left = TimeLeft(say, sum(sizes.work(method, plan.vocab) for method in plan.methods))
     for group in groups(sizes, plan.vocab, outcome, say):
-        for method, record in _time_group(plan, group, corpus, outcome, say):
+        for method, record in _time_group(plan, group, corpus):
             outcome.records.append({**record, "verified_error": errors[method]})
         left.done(sum(sizes.work(method, plan.vocab) for method in group), f"{len(group)} models")
     outcome.records = with_paper(outcome.records)
     return outcome
 
 
-def _time_group(
-    plan: Plan, group: Sequence[Method], corpus: Corpus, outcome: Outcome, say: Callable[[str], None]
-) -> list[tuple[Method, Record]]:
+def _time_group(plan: Plan, group: Sequence[Method], corpus: Corpus) -> list[tuple[Method, Record]]:
     floor = GemmFloor(plan.m, plan.hidden + 1, torch.float32)
     hidden = hidden_floor_ms(plan)
     steps = {method: WholeSteps(plan, method, corpus) for method in group}
@@ -178,9 +176,6 @@ def _time_group(
     in_turn(list(clocks.values()), effort, floor)
     records = []
     for method, clock in clocks.items():
-        if not clock.milliseconds:
-            skip(outcome, say, method, plan.vocab, "no step was taken")
-            continue
         record = _record(plan, method, clock, steps[method].summary())
         records.append((method, {**record, "gemm_floor_ms": floor.milliseconds, "hidden_floor_ms": hidden}))
     steps.clear()

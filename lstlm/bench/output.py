@@ -72,6 +72,7 @@ class LayerSteps:
     Where the layer refuses an update because the learning rate is too large, the rate is halved and the step is
     repeated, as one would do in training; the refused step is not counted. Without a stabiliser the factors do leave
     the range of their type in time: then the layer is made anew, off the clock, and `restarts` tells how often.
+    Any other numerical failure is kept, and no step is taken after it, so that other methods are measured all the same.
     """
 
     def __init__(
@@ -79,11 +80,23 @@ class LayerSteps:
     ) -> None:
         self.runner, self._make, self._work, self._may_restart = make(), make, work, restart
         self._now = now
-        self.halvings = self.restarts = 0
+        self.halvings = self.restarts = self.taken = 0
+        self.failure: NumericsError | None = None
         self._since_start = 0
         self._drawn: list[tuple[Tensor, Tensor]] = []  # the next minibatches, last one first
 
     def __call__(self) -> tuple[float, float]:
+        if self.failure is None:
+            try:
+                result = self.step()
+                self.taken += 1
+                return result
+            except NumericsError as error:
+                self.failure = error
+        return 0.0, 0.0
+
+    def step(self) -> tuple[float, float]:
+        """Take one step; raise what cannot be mended."""
         expecting = 0.0
         if not self._drawn:
             self._drawn = [next(self._work) for _ in range(AHEAD)][::-1]
@@ -107,7 +120,7 @@ class LayerSteps:
         """Tell the layer the targets that come; return the milliseconds."""
         targets = torch.cat([ids for _, ids in self._drawn])
         began = self._now()
-        self.runner.expect(targets)
+        self.runner.layer.expect(targets)
         return 1e3 * (self._now() - began)
 
     def _restart(self) -> None:
@@ -124,7 +137,8 @@ class LayerSteps:
         spent = 1e3 * (self._now() - began)
         if not math.isfinite(self.runner.last_loss):
             raise NumericsError(f"the loss became {self.runner.last_loss}")
-        return spent, min(spent, self.runner.stabilise_ms)  # the layer has the wall's clock, whatever ours is
+        # the layer has the wall's clock, whatever ours is
+        return spent, min(spent, self.runner.layer.last_stabilise_ms)
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
@@ -181,41 +195,21 @@ def _time_group(
     steps: dict[Method, LayerSteps] = {}
     for method in group:
         steps[method] = _prepare(plan, method, vocab)
-        clocks[method] = Timed(_Guarded(steps[method]), method.period)
+        clocks[method] = Timed(steps[method], method.period)
         clocks[method].warm_up(plan.effort)
     in_turn(list(clocks.values()), plan.effort, floor)
     records = []
     for method, clock in clocks.items():
-        guarded = clock.step
-        assert isinstance(guarded, _Guarded)
-        if guarded.failure is not None:
-            skip(outcome, say, method, vocab, f"{guarded.failure} after {guarded.taken} steps")
+        taken = steps[method]
+        if taken.failure is not None:
+            skip(outcome, say, method, vocab, f"{taken.failure} after {taken.taken} steps")
             continue
-        record = _record(plan, method, vocab, clock, steps[method])
+        record = _record(plan, method, vocab, clock, taken)
         records.append((method, {**record, "gemm_floor_ms": floor.milliseconds}))
     clocks.clear()
     steps.clear()
     gc.collect()
     return records
-
-
-class _Guarded:
-    """Steps that stop at a numerical failure and remember it, so that the other methods are measured all the same."""
-
-    def __init__(self, steps: LayerSteps) -> None:
-        self._steps = steps
-        self.failure: NumericsError | None = None
-        self.taken = 0
-
-    def __call__(self) -> tuple[float, float]:
-        if self.failure is None:
-            try:
-                result = self._steps()
-                self.taken += 1
-                return result
-            except NumericsError as error:
-                self.failure = error
-        return 0.0, 0.0
 
 
 def _prepare(plan: Plan, method: Method, vocab: int) -> LayerSteps:
@@ -232,6 +226,7 @@ def _prepare(plan: Plan, method: Method, vocab: int) -> LayerSteps:
 
 def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSteps) -> Record:
     figures = clock.summary()
+    repairs = steps.runner.layer.statistics().get("stabilisations", 0.0)
     return {
         "method": method.name,
         "loss": method.loss,
@@ -244,7 +239,7 @@ def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSt
         "dtype": str(plan.dtype).removeprefix("torch."),
         **figures,
         "stabilise": method.stabilise,
-        "repairs_per_step": steps.runner.repairs / (figures["steps"] + figures["warm_up_steps"]),
+        "repairs_per_step": repairs / (figures["steps"] + figures["warm_up_steps"]),
         "words_per_s": 1e3 * plan.m / figures["step_ms_mean"],
         "lr": steps.runner.lr,
         "lr_halvings": steps.halvings,

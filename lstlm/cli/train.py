@@ -98,7 +98,7 @@ def command(
             resume, force = resume or "auto", False  # torchrun has restarted the same command: go on
     else:
         run, config = settle()
-    from lstlm.training.run.session import train, use_device
+    from lstlm.training.run.session import Options, train, use_device
 
     place, ranks = use_device(device), None
     if several:
@@ -110,9 +110,9 @@ def command(
     if dry_run:
         _show_estimate(config, place, threads, as_json=as_json)
         return
-    summary = train(
-        config, run, resume=resume, device=place, threads=threads, force=force, quiet=common.is_quiet(), ranks=ranks
-    )
+    quiet = common.is_quiet()
+    options = Options(device=place, resume=resume, threads=threads, force=force, quiet=quiet, ranks=ranks)
+    summary = train(config, run, options)
     if ranks is None or ranks.first:
         _show_summary(summary, as_json=as_json)
     if ranks is not None:

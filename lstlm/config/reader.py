@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import operator
 import os
 import re
 import types
@@ -237,13 +238,11 @@ _SCALARS: dict[Any, Callable[[Scalar, str, dict[str, float]], Any]] = {
 }
 
 
+_BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
+
+
 def _within(number: float, limits: dict[str, float]) -> bool:
-    return (
-        number > limits.get("above", -math.inf)
-        and number >= limits.get("at_least", -math.inf)
-        and number < limits.get("below", math.inf)
-        and number <= limits.get("at_most", math.inf)
-    )
+    return all(_BOUNDS[word](number, bound) for word, bound in limits.items())
 
 
 def _wanted(kind: Any, limits: dict[str, float]) -> str:

@@ -2,13 +2,5 @@
 
 from lstlm.distributed.embedding import ShardedEmbedding
 from lstlm.distributed.ranks import TIMEOUT_S, RankLost, Ranks
-from lstlm.distributed.spherical import ShardedDenseOutput, ShardedOutput
 
-__all__ = [
-    "TIMEOUT_S",
-    "RankLost",
-    "Ranks",
-    "ShardedDenseOutput",
-    "ShardedEmbedding",
-    "ShardedOutput",
-]
+__all__ = ["TIMEOUT_S", "RankLost", "Ranks", "ShardedEmbedding"]

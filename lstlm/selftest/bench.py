@@ -26,7 +26,7 @@ from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.ranked import RankLearner
 from lstlm.training.run.checkpoint import newest_valid, step_folders
 from lstlm.training.run.folders import CHECKPOINTS
-from lstlm.training.run.session import train
+from lstlm.training.run.session import Options, train
 
 STEPS = 24
 HANG_S = 300.0
@@ -101,7 +101,7 @@ class Workbench:
 
         def work() -> int:
             events = before()
-            summary = train(self.config, run, resume="auto", device=torch.device("cpu"), quiet=quiet)
+            summary = train(self.config, run, Options(device=torch.device("cpu"), resume="auto", quiet=quiet))
             _note(run, events)
             return 0 if summary.signal is None else 128 + summary.signal
 
@@ -114,7 +114,7 @@ class Workbench:
         def work(rank: int) -> int:
             events = before() if rank == 1 else None
             ranks = Ranks.through_file(store, rank, 2, torch.device("cpu"), HANG_S)
-            train(self.config, run, resume="auto", device=ranks.device, quiet=True, ranks=ranks)
+            train(self.config, run, Options(device=ranks.device, resume="auto", quiet=True, ranks=ranks))
             ranks.close()
             _note(run, events)
             return 0

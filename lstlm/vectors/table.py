@@ -15,7 +15,6 @@ from lstlm.vectors.spelling import near_spellings
 if TYPE_CHECKING:
     from lstlm.vectors.subwords import Subwords
 
-CASE_RULES = ("fold", "prefer", "exact")
 _CACHED_BYTES = 1 << 20  # rows that stay in a core's cache between the product and the norms
 MOST_WORDS = 50_000  # rows that n-grams are fitted to: more would cost memory, half a million n-grams for 100,000 words
 

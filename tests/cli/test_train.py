@@ -130,7 +130,7 @@ def test_resume_needs_no_config(lstlm: Cli, tmp_path: Path) -> None:
 def test_dry_run_writes_nothing_and_estimates(lstlm: Cli, tmp_path: Path) -> None:
     before = sorted(os.listdir(tmp_path))
     shown = lstlm.ok(tmp_path / "run", "--dry-run").out
-    for word in ("batch_size: 16", "parameters", "memory", "disk", "steps        40", "words/s"):
+    for word in ("batch_size: 16", "parameters", "memory", "disk", "steps       40 (", "words/s"):
         assert word in shown
     document = json.loads(lstlm.ok(tmp_path / "run", "--dry-run", "--json").out)
     assert sorted(os.listdir(tmp_path)) == before

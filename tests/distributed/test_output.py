@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lstlm.distributed import Ranks, ShardedDenseOutput, ShardedOutput
+from lstlm.distributed import Ranks
 from lstlm.distributed.shortlist import ShardedShortlist
+from lstlm.distributed.spherical import ShardedDenseOutput, ShardedOutput
 from lstlm.outputs import ShortlistOutput
 from lstlm.spherical import DenseSphericalOutput, SphericalOutput, make_loss
 from tests.distributed.processes import run_ranks

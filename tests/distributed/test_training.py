@@ -19,7 +19,7 @@ from lstlm.nn.network import Network
 from lstlm.training.loop.learner import Learner
 from lstlm.training.loop.ranked import RankLearner
 from lstlm.training.run.saved import load_run
-from lstlm.training.run.session import train
+from lstlm.training.run.session import Options, train
 from tests.distributed.processes import run_ranks
 from tests.helpers import wait_until, write_tiny_corpus
 
@@ -87,7 +87,7 @@ def test_a_network_of_several_ranks_is_that_of_one(
 
 
 def run(ranks: Ranks, config: Config, folder: Path, resume: str | None = None) -> dict[str, Any]:
-    summary = train(config, folder, resume=resume, device=CPU, quiet=True, ranks=ranks)
+    summary = train(config, folder, Options(device=CPU, resume=resume, quiet=True, ranks=ranks))
     return {"signal": summary.signal, **summary.report}
 
 
@@ -128,7 +128,7 @@ def resumed(ranks: Ranks, config: Config, folder: Path) -> tuple[torch.Tensor, t
 def test_checkpoints_load_at_any_number_of_ranks(tmp_path: Path, corpus: Path) -> None:
     config = configuration(corpus, *SQUARED)
     run_ranks(3, tmp_path / "a", run, config, tmp_path / "three")
-    train(config, tmp_path / "one", device=CPU, quiet=True)
+    train(config, tmp_path / "one", Options(device=CPU, quiet=True))
     waiting = load_run(tmp_path / "one").network.output.state.history
     assert not waiting.empty  # or the test would not see whether histories are understood
     for name in ("three", "one"):
@@ -138,9 +138,8 @@ def test_checkpoints_load_at_any_number_of_ranks(tmp_path: Path, corpus: Path) -
                 torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
                 torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-11)
                 assert found[2] == 21
-    summary = train(
-        configuration(corpus, *SQUARED, "train.max_steps=30"), tmp_path / "three", resume="auto", device=CPU
-    )
+    longer = configuration(corpus, *SQUARED, "train.max_steps=30")
+    summary = train(longer, tmp_path / "three", Options(device=CPU, resume="auto"))
     assert summary.report["step"] == 30 and set(files(tmp_path / "three", 30)) == {"network.pt", "training.pt"}
 
 
@@ -153,7 +152,7 @@ def test_a_shortlist_loads_at_another_number_of_ranks(tmp_path: Path, corpus: Pa
     ]
     config = configuration(corpus, *settings, "output.init_scale=0.3", "output.tail_rate=2")
     run_ranks(2, tmp_path / "a", run, config, tmp_path / "two")
-    train(config, tmp_path / "one", device=CPU, quiet=True)
+    train(config, tmp_path / "one", Options(device=CPU, quiet=True))
     for name, world in (("two", 3), ("one", 2), ("two", 2)):
         expected = vectors(load_run(tmp_path / name).network)
         for found in run_ranks(world, tmp_path / f"{name}-{world}", resumed, config, tmp_path / name):

@@ -16,7 +16,7 @@ from lstlm.training.loop.validate import Validator
 from lstlm.training.run.background import CheckpointWriter
 from lstlm.training.run.checkpoint import step_folders
 from lstlm.training.run.saved import load_run
-from lstlm.training.run.session import train
+from lstlm.training.run.session import Options
 from tests.training.harness import LOW_RANK, Cli, figures, fingerprint, status
 
 
@@ -90,7 +90,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
-        monkeypatch.setitem(train.__kwdefaults__, "now", self)
+        monkeypatch.setitem(Options.__init__.__kwdefaults__, "now", self)
 
     def __call__(self) -> float:
         self.seconds += 1e-3
@@ -111,7 +111,7 @@ def test_an_evaluation_uses_up_minutes_unless_steps_alone_count(
     lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside_counts: bool
 ) -> None:
     clock = Clock(monkeypatch)
-    monkeypatch.setitem(train.__kwdefaults__, "aside_counts", aside_counts)
+    monkeypatch.setitem(Options.__init__.__kwdefaults__, "aside_counts", aside_counts)
 
     def slow(self: Validator, network: object, stop: object) -> dict[str, float]:
         clock.seconds += 100

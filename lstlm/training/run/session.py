@@ -63,53 +63,23 @@ def budget_of(config: Config, batches_per_epoch: int) -> Budget:
     return Budget.of(train.max_steps, train.max_epochs, train.max_minutes, batches_per_epoch)
 
 
-def train(
-    config: Config,
-    folder: Path,
-    *,
-    resume: str | None = None,
-    device: torch.device,
-    threads: int | None = None,
-    force: bool = False,
-    quiet: bool = False,
-    scorer: Scorer | None = None,
-    ranks: Ranks | None = None,
-    now: Callable[[], float] = time.perf_counter,
-    aside_counts: bool = True,
-) -> Summary:
-    """Train in `folder`: anew, or with `resume` ("auto" or a path) from a checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to train, besides the configuration.
 
-    `threads` None takes as many as a step is worth.
-    `scorer` gives further figures of the network, logged with those of every evaluation. With `ranks`, all of them
-    call this alike; the first one writes and logs. `now` is the clock of train.max_minutes and of the log;
-    evaluations and checkpoints count for the former unless `aside_counts` is off.
+    resume        None: anew; "auto" or a path: from a checkpoint
+    threads       None for as many as a step is worth
+    scorer        gives further figures of the network, logged with those of every evaluation
+    ranks         where several processes train together: all of them call `train` alike, the first writes and logs
+    now           the clock of train.max_minutes and of the log
+    aside_counts  whether evaluations and checkpoints count for train.max_minutes
     """
-    corpus = Corpus.open(Path(config.data.dir))
-    check_embedding(config, corpus)  # now, before a folder is made
-    config = with_rates(config, len(corpus.vocabulary))  # written down, so that a later version goes on with the same
-    with ExitStack() as held:
-        held.callback(torch.set_num_threads, torch.get_num_threads())  # what a program had before is its own affair
-        set_threads(config, len(corpus.vocabulary), threads)
 
-        def take() -> None:
-            held.callback(claim(folder, resuming=resume is not None, force=force).close)
-
-        take() if ranks is None else ranks.on_first(take)
-        try:
-            options = _Options(resume, device, force, quiet, scorer, ranks, now, aside_counts)
-            return _train(config, folder, corpus, options)
-        except OSError as error:
-            name = error.filename  # TensorBoard's are bytes
-            where = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else folder
-            raise write_failure(error, where, newest_name(folder / CHECKPOINTS)) from error
-
-
-@dataclass(frozen=True)
-class _Options:
-    resume: str | None
     device: torch.device
-    force: bool
-    quiet: bool
+    resume: str | None = None
+    threads: int | None = None
+    force: bool = False
+    quiet: bool = False
     scorer: Scorer | None = None
     ranks: Ranks | None = None
     now: Callable[[], float] = time.perf_counter
@@ -121,7 +91,28 @@ class _Options:
         return self.ranks is None or self.ranks.first
 
 
-def _begin(config: Config, folder: Path, corpus: Corpus, options: _Options) -> tuple[str | None, list[str]]:
+def train(config: Config, folder: Path, options: Options) -> Summary:
+    """Train in `folder`."""
+    corpus = Corpus.open(Path(config.data.dir))
+    check_embedding(config, corpus)  # now, before a folder is made
+    config = with_rates(config, len(corpus.vocabulary))  # written down, so that a later version goes on with the same
+    with ExitStack() as held:
+        held.callback(torch.set_num_threads, torch.get_num_threads())  # what a program had before is its own affair
+        set_threads(config, len(corpus.vocabulary), options.threads)
+
+        def take() -> None:
+            held.callback(claim(folder, resuming=options.resume is not None, force=options.force).close)
+
+        take() if options.ranks is None else options.ranks.on_first(take)
+        try:
+            return _train(config, folder, corpus, options)
+        except OSError as error:
+            name = error.filename  # TensorBoard's are bytes
+            where = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else folder
+            raise write_failure(error, where, newest_name(folder / CHECKPOINTS)) from error
+
+
+def _begin(config: Config, folder: Path, corpus: Corpus, options: Options) -> tuple[str | None, list[str]]:
     """Choose and check the checkpoint to continue from, and describe the run; return its folder and remarks."""
     checkpoint, notes = choose_checkpoint(folder, options.resume, force=options.force)
     if checkpoint is not None:
@@ -140,7 +131,7 @@ def _begin(config: Config, folder: Path, corpus: Corpus, options: _Options) -> t
     return None if checkpoint is None else str(checkpoint.folder), notes
 
 
-def _train(config: Config, folder: Path, corpus: Corpus, options: _Options) -> Summary:
+def _train(config: Config, folder: Path, corpus: Corpus, options: Options) -> Summary:
     def begin() -> tuple[str | None, list[str]]:
         return _begin(config, folder, corpus, options)
 
