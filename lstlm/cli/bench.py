@@ -34,7 +34,7 @@ def command() -> None:
     epilog="""\b
 Example:
   lstlm bench output --quick
-  lstlm bench output --threads 1 --json output.json --plot output.png          # under 20 minutes
+  lstlm bench output --threads 1 --json output.json --plot output.png   # 20 minutes
   lstlm bench output --methods factored,naive --vocab-sizes 10000,793471 --losses z
   lstlm bench output --methods factored --losses all --stabilise all --vocab-sizes 10000,793471 --steps 5000 --budget 30
 """,
@@ -48,16 +48,16 @@ Example:
 @click.option("--shortlist", type=common.Counts(), help="Words of the softmax of shortlist, with commas.  [250]")
 @click.option("--targets", type=click.IntRange(1), default=1, show_default=True,
               help="Targets an example, K, of value 1/K each; above 1 for factored and naive alone.")  # fmt: skip
-@common.names_option("--methods", "naive-blocked, log_prob, " + ", ".join(OUTPUTS.names()))
-@common.names_option("--losses", f"{', '.join(LOSSES.names())}; naive and sweeping ones the first two")
-@common.names_option("--stabilise", "lazy, none, restore, svd, power; the last three at the end sizes alone")
+@common.names_option("--methods", "Output layers", "naive-blocked, log_prob, " + ", ".join(OUTPUTS.names()))
+@common.names_option("--losses", "Losses", f"{', '.join(LOSSES.names())}; naive and sweeping ones the first two")
+@common.names_option("--stabilise", "Stabilisers", "lazy, none; restore, svd, power at the end sizes alone")
 @click.option("--stabilise-every", type=click.IntRange(1), default=100, show_default=True,
               help="Updates between two sweeps of restore, svd and power.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True,
               help="Floating-point type of the layers.")  # fmt: skip
 @common.effort_options(*OUTPUT_EFFORT)
 @common.cpu_time_option
-@common.shared_options
+@common.shared_options()
 def output(**given: Any) -> None:
     """Time forward, backward and weight update of the output layer against the vocabulary size."""
     common.use_threads(given["threads"])
@@ -110,10 +110,10 @@ Example:
 @click.option("--combine", type=click.Choice(["concat", "sum", "mean"]), default="sum", show_default=True,
               help="How their vectors become one; the paper has 300 units everywhere.")  # fmt: skip
 @click.option("--batch-size", "m", type=click.IntRange(1), default=128, show_default=True, help="Examples a step.")
-@common.names_option("--methods", "naive-blocked, " + ", ".join(OUTPUTS.names()))
-@common.names_option("--losses", "z")
+@common.names_option("--methods", "Output layers", "naive-blocked, " + ", ".join(OUTPUTS.names()))
+@common.names_option("--losses", "Losses", "z")
 @common.effort_options(*MODEL_EFFORT)
-@common.shared_options
+@common.shared_options()
 def model(**given: Any) -> None:
     """Time a whole training step: the paper's table of speed-ups, its own figures beside ours."""
     common.use_threads(given["threads"])
@@ -150,7 +150,7 @@ Example:
 @click.option("--config", "configs", type=click.Path(path_type=Path), multiple=True, metavar="FILE|RECIPE",
               help="Configuration to train; repeatable.")  # fmt: skip
 @set_option
-@common.names_option("--methods", "none; gensim-sg, gensim-cbow")
+@common.names_option("--methods", "Models of gensim's to train beside them", "none; gensim-sg, gensim-cbow")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Seconds of training for each configuration and seed.")  # fmt: skip
 @click.option(
@@ -169,7 +169,7 @@ Example:
               help="Folder where runs stay; the same command goes on with what was stopped.")  # fmt: skip
 @click.option("--simlex", type=click.Path(path_type=Path), help="SimLex-999 file.  [as for `lstlm eval simlex`]")
 @click.option("--wordsim", type=click.Path(path_type=Path), help="WordSim-353 file.  [as for `lstlm eval wordsim`]")
-@common.shared_options
+@common.shared_options()
 def learning(**given: Any) -> None:
     """Train configurations on one corpus for the same time, or the same steps, and score them as they learn."""
     common.use_threads(given["threads"])
@@ -196,7 +196,7 @@ Example:
 @click.option("--context", type=click.IntRange(2), default=4, show_default=True, help="Words of context; even.")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True,
               help="Seconds for each rate of minibatches.")  # fmt: skip
-@common.shared_options
+@common.shared_options("all cores")
 def data(**given: Any) -> None:
     """Measure how fast text is prepared and minibatches are drawn, with other counters on the same file."""
     common.use_threads(given["threads"])
@@ -223,7 +223,7 @@ Example:
 @click.option("--hidden", type=click.IntRange(1), default=300, show_default=True, help="Size of embeddings and layers.")
 @click.option("--budget", "seconds", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
               help="Seconds for each number of ranks and size, about.")  # fmt: skip
-@common.shared_options
+@common.shared_options("1 a rank")
 def distributed(**given: Any) -> None:
     """Time whole training steps by several processes of this machine, one thread each, and count what they send."""
     from lstlm.bench import distributed as bench
@@ -258,7 +258,7 @@ Example:
 @click.option("--dir", "folder", type=click.Path(path_type=Path, file_okay=False),
               help="Where the text, the corpus and the runs go.  [a temporary folder]")  # fmt: skip
 @click.option("--keep", is_flag=True, help="Leave the prepared corpus in --dir, for the next time.")
-@common.record_options
+@common.record_options("1")
 def scale(**given: Any) -> None:
     """Rehearse the full size: prepare made-up text as large as the One Billion Word benchmark, train on it, resume."""
     from lstlm.bench import scale as bench

@@ -52,9 +52,8 @@ def sizes_option(default: str) -> Callable[[_Function], _Function]:
     return click.option("--vocab-sizes", type=Counts(16), help=f"Vocabulary sizes D, with commas.  [{default}]")
 
 
-def names_option(flag: str, default: str) -> Callable[[_Function], _Function]:
+def names_option(flag: str, what: str, default: str) -> Callable[[_Function], _Function]:
     """Return an option that takes names with commas, or all."""
-    what = {"--methods": "Output layers", "--losses": "Losses", "--stabilise": "Stabilisers"}[flag]
     return click.option(flag, metavar="NAME,…|all", help=f"{what}, with commas.  [{default}]")
 
 
@@ -78,22 +77,26 @@ cpu_time_option = click.option(
 )
 
 
-def record_options(function: _Function) -> _Function:
-    """Add --threads, --quick and --json."""
-    path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
-    for flag, options in (
-        ("--json", {"type": path, "help": "File for the records; - prints them, and only them, on stdout."}),
-        ("--quick", {"is_flag": True, "help": "Small sizes and few steps: to see it work, within a minute."}),
-        ("--threads", {"type": click.IntRange(1, MOST_THREADS), "help": "Number of threads.  [torch's]"}),
-    ):
-        function = click.option(flag, **options)(function)  # type: ignore[arg-type]
-    return function
+def record_options(threads: str = "torch's") -> Callable[[_Function], _Function]:
+    """Return --threads, with the default that it tells, --quick and --json."""
+
+    def decorate(function: _Function) -> _Function:
+        path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
+        for flag, options in (
+            ("--json", {"type": path, "help": "File for the records; - prints them, and only them, on stdout."}),
+            ("--quick", {"is_flag": True, "help": "Small sizes and few steps: to see it work, within a minute."}),
+            ("--threads", {"type": click.IntRange(1, MOST_THREADS), "help": f"Number of threads.  [{threads}]"}),
+        ):
+            function = click.option(flag, **options)(function)  # type: ignore[arg-type]
+        return function
+
+    return decorate
 
 
-def shared_options(function: _Function) -> _Function:
-    """Add --threads, --quick, --json and --plot."""
-    picture = click.Path(path_type=Path)
-    return record_options(click.option("--plot", type=picture, help="Picture to draw: .png, .pdf or .svg.")(function))
+def shared_options(threads: str = "torch's") -> Callable[[_Function], _Function]:
+    """Return --threads, --quick, --json and --plot."""
+    plot = click.option("--plot", type=click.Path(path_type=Path), help="Picture to draw: .png, .pdf or .svg.")
+    return lambda function: record_options(threads)(plot(function))
 
 
 def names(given: str | None, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,11 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a setting; repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, such as train.max_steps=100; repeatable.",
 )
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from lstlm.cli.common import json_option, print_json, print_table, set_option
 EPILOGUE = """\b
 Example:
   lstlm config list
-  lstlm config show demo > mine.yaml                          # edit it, then: lstlm train --config mine.yaml
+  lstlm config show demo > mine.yaml    # edit it; lstlm train --config mine.yaml
   lstlm config show demo --set train.batch_size=256
   lstlm config validate mine.yaml
 """

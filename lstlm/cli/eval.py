@@ -38,7 +38,7 @@ def similarity_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the bootstrap."),
         vocab_option,
-        json_option,
+        click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names."),
     )
     for option in reversed(options):
         function = option(function)
@@ -75,7 +75,7 @@ Example:
 @command.command("simlex", short_help="Correlation with SimLex-999.", epilog=SIMLEX_EPILOGUE)
 @similarity_options
 @click.option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
-@click.option("--by-pos", is_flag=True, help="Also for adjectives, nouns and verbs apart.")
+@json_option
 def simlex(source: Path, pairs: Path | None, download: bool, as_json: bool, **options: Any) -> None:
     """Correlate cosines with the 999 human similarities of SimLex-999.
 
@@ -106,7 +106,7 @@ Example:
     "wordsim", short_help="Correlation with WordSim-353 or any `word word score` file.", epilog=WORDSIM_EPILOGUE
 )
 @similarity_options
-@click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names.")
+@json_option
 def wordsim(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> None:
     """Correlate cosines with WordSim-353, or with any `word word score` file (MEN, RG-65, SimVerb, …).
 

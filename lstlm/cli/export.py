@@ -17,7 +17,7 @@ Example:
 
 \b
 Then:
-  gensim.models.KeyedVectors.load_word2vec_format("demo.txt")       # binary=True for word2vec-bin
+  gensim.models.KeyedVectors.load_word2vec_format("demo.txt")  # -bin: binary=True
   tensorboard --logdir projector/
 """
 

@@ -16,7 +16,7 @@ Example:
   lstlm prepare demo --out data/demo
   lstlm prepare mine.txt --tokenise simple --lowercase --min-count 5 --out data/mine
   lstlm prepare news.txt.gz 'more/*.txt' --valid held-out.txt --out data/news
-  lstlm prepare 1b --download --out data/1b                   # min count 3: the 793,471-word vocabulary
+  lstlm prepare 1b --download --out data/1b     # a vocabulary of 793,471 words
   zcat dump.gz | lstlm prepare - --min-count 5 --out data/dump
 """
 PHASES = {"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}
@@ -30,16 +30,15 @@ PHASES = {"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}
     metavar="1b|demo|PATH",
     help="The same as TEXT, for scripts; repeatable.",
 )
-@click.argument("more_sources", nargs=-1, metavar="TEXT...")
+@click.argument("more_sources", nargs=-1, metavar="[TEXT]...")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must be new or empty.")
 @click.option("--min-count", type=click.IntRange(1), help="Leave out rarer words.  [1b: 3, demo: 5, else 1]")
 @click.option("--max-vocab", type=int, help="Keep the commonest; counts the specials <unk> <s> </s> too.")
 @click.option("--lowercase", is_flag=True, help="Lower-case the text (the demo always is).")
-@click.option(
-    "--tokenise", type=click.Choice(["none", "simple"]), default="none", help="none: words stand between spaces."
-)
+@click.option("--tokenise", type=click.Choice(["none", "simple"]), default="none", show_default=True,
+              help="simple: cut raw English text; none: words stand between blanks.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Processes that encode; at most one a core.  [all cores]")
-@click.option("--valid", multiple=True, metavar="PATH", help="Validation text: a file, folder or glob.")
+@click.option("--valid", multiple=True, metavar="PATH", help="Validation text: a file, folder or glob; repeatable.")
 @click.option("--valid-fraction", type=float, help="Share of sentences kept for validation, if no --valid.  [0.01]")
 @click.option(
     "--archive", type=click.Path(path_type=Path), help="The One Billion Word .tar.gz or its extracted folder."

@@ -36,8 +36,8 @@ Ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and exits with 130 (143, 12
     "config_path",
     type=click.Path(path_type=Path),
     metavar="FILE|RECIPE",
-    help="A YAML file, or a recipe by name (see `lstlm config list`). May be left out when a run is resumed, or with "
-    "--set data.dir=DIR: all defaults.",
+    help="A YAML file, or a recipe by name (see `lstlm config list`). May be left out when a run is resumed; with "
+    "--set data.dir=DIR alone, the language model that suits the corpus is trained.",
 )
 @common.set_option
 @click.option(

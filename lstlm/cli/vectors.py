@@ -33,7 +33,7 @@ Example:
 \b
 Then:
   lstlm nn mine.vec king - man + woman
-  gensim.models.KeyedVectors.load_word2vec_format("mine.vec")       # binary=True for .bin
+  gensim.models.KeyedVectors.load_word2vec_format("mine.vec")  # .bin: binary=True
 """
 FORMS = {".txt": "word2vec", ".vec": "word2vec", ".bin": "word2vec-bin"}
 _ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: which files, and how they were read
@@ -57,7 +57,9 @@ _ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: wh
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR",
               help="Keep corpus and run in DIR/corpus and DIR/run.  [the corpus alone, in a cache folder]")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random start.")
-@click.option("--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [default: torch's]")
+@click.option(
+    "--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [as many as a step is worth]"
+)
 @click.option("--force", is_flag=True, help="Write over --out, and over another corpus in --keep.")
 @common.json_option
 def command(texts: tuple[str, ...], target: Path, keep: Path | None, as_json: bool, **given: Any) -> None:
