@@ -99,7 +99,8 @@ def _read(path: Path) -> Document:
     try:
         document = read_document(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as records ({error}); `lstlm bench … --json` writes them") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: cannot be read as records ({reason}); `lstlm bench … --json` writes them") from None
     if not isinstance(document.get("records"), list):
         raise DataError(f'{path}: no "records"; not a document that `lstlm bench … --json` wrote')
     if document.get("benchmark") not in KINDS:

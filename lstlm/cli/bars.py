@@ -17,7 +17,7 @@ class Bars:
         self._bar: Any = None
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
-        from tqdm import tqdm
+        from lstlm.bar import Bar
 
         if phase != self._phase:
             self.close()
@@ -25,7 +25,7 @@ class Bars:
             hidden = True if is_quiet() else None  # None: hidden unless stderr is a terminal
             total = self._totals.get(phase, total)
             self._phase = phase
-            self._bar = tqdm(total=total, unit=unit, unit_scale=True, desc=label, disable=hidden, leave=False)
+            self._bar = Bar(total=total, unit=unit, unit_scale=True, desc=label, disable=hidden, leave=False)
         self._bar.update(done)
 
     def close(self) -> None:

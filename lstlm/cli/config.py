@@ -1,10 +1,12 @@
 """``lstlm config list``, ``show`` and ``validate``."""
 
+import sys
 from pathlib import Path
+from shutil import get_terminal_size
 
 import click
 
-from lstlm.cli.common import json_option, print_json, print_table, set_option
+from lstlm.cli.common import json_option, print_json, set_option
 
 EPILOGUE = """\b
 Example:
@@ -30,7 +32,9 @@ def list_recipes(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    print_table([*found.items()])
+    formatter = click.HelpFormatter(width=get_terminal_size().columns if sys.stdout.isatty() else 1000)
+    formatter.write_dl([*found.items()])
+    click.echo(formatter.getvalue(), nl=False)
 
 
 @command.command(

@@ -218,6 +218,8 @@ def analogy(source: Path, pairs: Path | None, as_json: bool, **options: Any) -> 
             document[method] = {**totals, "sections": [score.to_dict() for score in found]}
         print_json(document)
         return
+    if not any(score.used for found in scores.values() for score in found):
+        say(f"{source}: no question has a vector for each of its four words")
     columns = [[*found, *summary(found).values()] for found in scores.values()]
     rows = [["section", "used", "of", *(f"3Cos{method.capitalize()}" for method in scores)]]
     for line in zip(*columns, strict=True):

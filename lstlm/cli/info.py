@@ -170,17 +170,19 @@ def _text(name: str, value: Any) -> str:
         return clock_text(value)
     if name.endswith("_words"):
         return " ".join(value)
-    return ", ".join(_plain(name, value))
+    return ("; " if name == "splits" else ", ").join(_plain(name, value))
 
 
 def _plain(name: str, value: Any) -> Iterator[str]:
-    if name == "files":
+    if name == "splits":
+        for split, part in value.items():
+            counts = f"{part['words']:,} words, {part['sentences']:,} sentences"
+            yield f"{split} {counts}, {part['oov_rate']:.2%} unknown"
+    elif name == "files":
         yield from (f"{file['name']} ({file['bytes']:,} bytes)" for file in value)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            if isinstance(inner, dict):
-                yield f"{key}: {' '.join(f'{_number(entry)} {what}' for what, entry in inner.items())}"
-            elif inner is not None:
+            if inner is not None:
                 yield f"{key.replace('_', ' ')} {_number(inner)}"
     elif isinstance(value, list):
         yield from map(str, value)

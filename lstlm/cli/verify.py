@@ -40,14 +40,14 @@ def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json:
     steps. Exits with 1 if one is above 1e-9 in float64, or 1e-3 in float32.
     """
     import torch
-    from tqdm import tqdm
 
+    from lstlm.bar import Bar
     from lstlm.bench.verification import BATCH, BOUND, HIDDEN, VOCAB, Errors, compare
     from lstlm.sealed import finite_or_none
 
     torch.set_num_threads(worthwhile_threads(3 * BATCH * HIDDEN * VOCAB, torch.get_num_threads()))
     chosen = losses or LOSSES.names()
-    with tqdm(total=steps * len(chosen), unit="step", desc="verify", leave=False, disable=is_quiet() or None) as bar:
+    with Bar(total=steps * len(chosen), unit="step", desc="verify", leave=False, disable=is_quiet() or None) as bar:
         errors = {loss: compare(loss, steps, dtype, seed, bar.update) for loss in chosen}
     worst = max(found.worst() for found in errors.values())
     agree = worst <= BOUND[dtype]

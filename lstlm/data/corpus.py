@@ -76,7 +76,9 @@ class Split:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such corpus folder; make one with `lstlm prepare TEXT --out {folder}`")
+        raise DataError(
+            f"{folder}: no such corpus folder; make one with `lstlm prepare TEXT --out {folder}` (TEXT: files, or demo)"
+        )
     try:
         data = read_small(path)
         manifest = read_document(data)

@@ -10,8 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from lstlm.bar import Bar
 from lstlm.errors import DataError
 
 CHUNK = 1 << 20
@@ -73,7 +72,7 @@ def _fetch(address: str, part: Path, have: int, quiet: bool | None) -> None:
 
 def _copy(answer: Any, file: Any, have: int, total: int | None, quiet: bool | None) -> None:
     label = "downloading"
-    with tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=label, disable=quiet) as bar:
+    with Bar(total=total, initial=have, unit="B", unit_scale=True, desc=label, disable=quiet) as bar:
         while data := answer.read(CHUNK):
             file.write(data)
             bar.update(len(data))

@@ -82,7 +82,7 @@ def test_one_line_an_interval_without_a_terminal(monkeypatch: pytest.MonkeyPatch
     console = Console(Budget(200, None), 10)
     console.advance()
     console.train_line(100, VALUES, 5.0)
-    assert stream.getvalue() == "step 100/200 | epoch 0.50 | loss 2.5000 | lr ×1 | 1,000 words/s | left 0:00:01\n"
+    assert stream.getvalue() == "step 100/200 | epoch 0.50 | loss 2.5000 | 1,000 words/s | left 0:00:01\n"
 
 
 def test_a_bar_on_a_terminal_continues_where_the_run_was(monkeypatch: pytest.MonkeyPatch) -> None:

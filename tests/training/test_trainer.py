@@ -148,14 +148,14 @@ def test_a_loss_that_is_not_finite_is_never_the_best(
     monkeypatch.setattr(Validator, "__call__", lambda self, network, stop: {"eval/loss": next(losses)})
     outcome = lstlm.ok(tmp_path / "run", "--json", train__eval_every=10)
     summary = json.loads(outcome.out)
-    assert (summary["best_step"], summary["best_loss"]) == (20, 4.0) and outcome.err.count("best so far") == 1
+    assert (summary["best_step"], summary["best_loss"]) == (20, 4.0) and outcome.err.count(" | best\n") == 1
     assert os.readlink(tmp_path / "run" / "checkpoints" / "best") == "step-00000020"
 
 
 def test_without_validation_text_there_is_no_best(lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Validator, "__call__", lambda self, network, stop: {"eval/loss": math.nan})
     outcome = lstlm.ok(tmp_path / "run")
-    assert "best so far" not in outcome.err and not (tmp_path / "run" / "checkpoints" / "best").is_symlink()
+    assert " | best" not in outcome.err and not (tmp_path / "run" / "checkpoints" / "best").is_symlink()
     saved = Progress.from_dict({"step": 3, "best_loss": math.nan})  # by an older version
     assert saved.note_evaluation(5.0) and saved.best_loss == 5.0
 

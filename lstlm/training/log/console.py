@@ -4,8 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
+from lstlm.bar import Bar
 from lstlm.streams import forgiving
 from lstlm.training.loop.schedule import Budget
 
@@ -35,10 +34,10 @@ class Console:
         self._quiet = quiet
         self._budget = budget
         self._words_per_step = words_per_step
-        self._bar: tqdm[Any] | None = None
+        self._bar: Bar | None = None
         if self._stream.isatty() and not quiet:
             total = None if budget.steps is None else budget.steps * words_per_step
-            self._bar = tqdm(
+            self._bar = Bar(
                 total=total,
                 initial=step * words_per_step,
                 unit="word",
@@ -68,19 +67,23 @@ class Console:
             self._bar.set_postfix({"step": step, "loss": f"{values['loss/train']:.4f}", **left_text}, refresh=False)
             return
         goal = "" if self._budget.steps is None else f"/{self._budget.steps}"
-        self.say(
-            f"step {step}{goal} | epoch {values['progress/epoch']:.2f} | loss {values['loss/train']:.4f} | "
-            f"lr ×{values['optim/lr_scale']:.3g} | {rate:,.0f} words/s | left {clock_text(left)}"
-        )
+        scale = values["optim/lr_scale"]
+        parts = [f"step {step}{goal}", f"epoch {values['progress/epoch']:.2f}", f"loss {values['loss/train']:.4f}"]
+        parts += [] if scale == 1 else [f"lr ×{scale:.3g}"]
+        self.say(" | ".join([*parts, f"{rate:,.0f} words/s", f"left {clock_text(left)}"]))
 
     def eval_line(self, step: int, values: Mapping[str, Any], *, best: bool) -> None:
-        """Show the outcome of an evaluation."""
-        names = {"eval/loss": "loss", "eval/perplexity": "perplexity", "eval/top1": "top1", "eval/top10": "top10"}
-        names["eval/simlex_spearman"] = "SimLex"
-        shown = [f"{name} {values[key]:.4f}" for key, name in names.items() if values.get(key) is not None]
-        if "eval/loss" not in values:
-            shown.insert(0, "no validation text")
-        self.say(f"step {step} | validation | " + " | ".join(shown) + (" | best so far" if best else ""))
+        """Show the outcome of an evaluation, within 80 columns: the perplexity says what the loss does."""
+        shown = ["eval/loss" if values.get("eval/perplexity") is None else "eval/perplexity"]
+        shown += ["eval/top1", "eval/top10", "eval/simlex_spearman"]
+        names = {"eval/simlex_spearman": "SimLex"}
+        figures = [
+            f"{names.get(key, key.removeprefix('eval/'))} {values[key]:.{2 if values[key] >= 100 else 4}f}"
+            for key in shown
+            if values.get(key) is not None
+        ]
+        found = f"validation {', '.join(figures)}" if "eval/loss" in values else "no validation text"
+        self.say(f"step {step} | {found}" + (" | best" if best else ""))
 
     def say(self, line: str) -> None:
         """Write a line without breaking the bar."""

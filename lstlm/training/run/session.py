@@ -149,6 +149,9 @@ def _train(config: Config, folder: Path, corpus: Corpus, options: Options) -> Su
     learner.say = console.say
     for note in (f"run folder {folder}" + ("" if ranks is None else f", {ranks.world} ranks"), *notes):
         console.say(note)
+    if checkpoint is not None and budget.spent(step, 0.0):
+        limits = "train.max_steps and train.max_epochs"
+        console.say(f"nothing is left to train: {limits} end the run at step {budget.steps}; raise them to go on")
     log = RunLog(folder if options.first else None, console, step=step)
     try:
         log.board.settings(to_dict(config), dump_config(config))
