@@ -106,12 +106,10 @@ class Examples:
 
     def restore(self, state: dict[str, int]) -> None:
         """Continue the very same sequence from a `state()`, without walking through what came before."""
-        try:
-            epoch, batch, buffer, offset = (int(state[key]) for key in ("epoch", "batch", "buffer", "offset"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the saved data position is damaged ({error!r}); resume from another checkpoint"
-            ) from None
+        names = ("epoch", "batch", "buffer", "offset")
+        if not isinstance(state, dict) or any(type(state.get(name)) is not int for name in names):
+            raise CheckpointError(f"the saved data position {state!r} is damaged; resume from another checkpoint")
+        epoch, batch, buffer, offset = (state[name] for name in names)
         self._start_epoch(epoch)
         if not (
             0 <= buffer < self._order.buffers and 0 <= offset <= BLOCK * BUFFER_BLOCKS and batch >= 0 and epoch >= 0
