@@ -3,8 +3,9 @@
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an error is Python's, torch's or numpy's word for a lack of memory."""
+    words = ("allocate memory", "out of memory", "std::bad_alloc")
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in ("allocate memory", "out of memory"))
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
     )
 
 

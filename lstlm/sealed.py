@@ -48,7 +48,10 @@ def read_document(source: Path | bytes) -> dict[str, Any]:
 
 def is_sealed(document: Mapping[str, Any], data: bytes) -> bool:
     """Say whether `data` is the one text of the document that was read from it."""
-    return seal(document).encode() == data
+    try:
+        return seal(document).encode() == data
+    except RecursionError:  # writing goes a little deeper than reading
+        return False
 
 
 def finite_or_none(value: Any) -> Any:

@@ -10,8 +10,8 @@ from lstlm.data import Corpus
 from lstlm.data.inputs import FileSource
 from lstlm.data.prepare import PrepareOptions, prepare
 
-PATIENCE_S = 600.0
-"""Seconds after which a test calls something a hang. No test says anything about how fast the machine is."""
+PATIENCE_S = 3600.0
+"""Seconds after which a test calls something a hang: what takes a minute may take half an hour on a slow machine."""
 
 
 def wait_until(happened: Callable[[], bool], what: str, alive: Callable[[], bool] = lambda: True) -> None:

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "environment": FOUNDATION | {"__init__", "cores", "kernels"},
     "outputs": FOUNDATION | {"config", "kernels", "protocol", "spherical"},
     "distributed": FOUNDATION | {"config", "kernels", "protocol", "spherical", "outputs"},
-    "nn": FOUNDATION | {"config", "kernels", "spherical", "outputs", "distributed"},
+    "nn": FOUNDATION | {"config", "kernels", "protocol", "spherical", "outputs", "distributed"},
     "vectors": FOUNDATION | {"config", "spherical", "outputs", "nn"},
     "evaluation": FOUNDATION | {"config", "data", "spherical", "outputs", "nn", "vectors"},
 }

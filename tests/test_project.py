@@ -18,9 +18,10 @@ from click.testing import CliRunner
 from lstlm import __version__
 from lstlm.cli import COMMANDS, cli
 from lstlm.config import dump_config, load_config, parse_config
+from tests.helpers import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = [ROOT / "scripts/test", ROOT / "scripts/demo", ROOT / "scripts/setup.sh", ROOT / ".ci/run"]
+SCRIPTS = [*(ROOT / "scripts" / name for name in ("test", "demo", "sanitize", "setup.sh")), ROOT / ".ci/run"]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("data/*.md")])
 
@@ -158,6 +159,34 @@ def test_scripts_are_posix_shell(script: Path) -> None:
 def test_shellcheck_is_content() -> None:
     done = subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_sanitize_leaves_nothing_behind_when_it_is_killed(tmp_path: Path) -> None:
+    """With a Python that, once called, goes on for ever instead of compiling."""
+    project, places, tools = (tmp_path / name for name in ("project", "places", "tools"))
+    for folder in (project / "lstlm", project / "tests", project / "scripts", places, tools):
+        folder.mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "scripts/setup.sh"):
+        (project / name).touch()
+    script = shutil.copy(ROOT / "scripts/sanitize", project / "scripts")
+    called = tmp_path / "called"
+    (tools / "python").write_text(f"#!/bin/sh\necho $$ >{called}\nexec sleep 3600\n")
+    (tools / "python").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(places), "PATH": f"{tools}:{os.environ['PATH']}"}
+    process = subprocess.Popen(["sh", script, "address", "tests"], env=environment)
+    wait_until(lambda: called.exists() and called.read_text() != "", "it never calls Python")
+    assert len(list(places.iterdir())) == 1
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 143 and not list(places.iterdir())
+    wait_until(lambda: not running(int(called.read_text())), "what it had started goes on")
+
+
+def running(process: int) -> bool:
+    """Say whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_the_demo_uses_commands_and_options_that_exist() -> None:

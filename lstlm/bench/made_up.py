@@ -28,8 +28,10 @@ def frequencies(types: int) -> NDArray[np.float64]:
     return normed
 
 
-def text_blocks(words: int, types: int, *, seed: int = 1, every_type: bool = False) -> Iterator[bytes]:
-    """Yield `words` words, w0, w1, … by falling frequency, one sentence a line, a million words at a time.
+def text_blocks(
+    words: int, types: int, *, seed: int = 1, every_type: bool = False, block: int = _BLOCK
+) -> Iterator[bytes]:
+    """Yield `words` words, w0, w1, … by falling frequency, one sentence a line, `block` words at a time.
 
     With `every_type`, each of the `types` comes at least once, wherever there are so many words.
     """
@@ -38,8 +40,8 @@ def text_blocks(words: int, types: int, *, seed: int = 1, every_type: bool = Fal
     # words in sentences, then words that end one, all of one width: a block is one lookup, without the zeros
     spelled = np.array([f"w{number}{gap}" for gap in " \n" for number in range(types)], dtype="S")
     unseen = random.permutation(types if every_type else 0)
-    for start in range(0, words, _BLOCK):
-        size = min(_BLOCK, words - start)
+    for start in range(0, words, block):
+        size = min(block, words - start)
         ids = draw(size)
         now, unseen = np.split(unseen, [min(size, -(-len(unseen) * size // (words - start)))])
         if len(now):

@@ -16,7 +16,7 @@ from lstlm.bench.methods import Method, Runner, learning_rate, make_layer, make_
 from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, available_memory, in_turn
 from lstlm.bench.workload import Workload
-from lstlm.data.ngrams import AHEAD
+from lstlm.data.ngrams import USUAL
 from lstlm.errors import NumericsError
 
 SIZES = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 793_471)
@@ -99,7 +99,7 @@ class LayerSteps:
         """Take one step; raise what cannot be mended."""
         expecting = 0.0
         if not self._drawn:
-            self._drawn = [next(self._work) for _ in range(AHEAD)][::-1]
+            self._drawn = [next(self._work) for _ in range(USUAL.ahead)][::-1]
             expecting = self._expect()
         h, ids = self._drawn.pop()
         while True:

@@ -23,6 +23,7 @@ OUT_OF_MEMORY = (
     "out of memory; `lstlm train --dry-run` says what training takes: lower model.embedding, model.hidden or "
     "train.batch_size, or the vocabulary with `lstlm prepare --max-vocab`"
 )
+NO_THREAD = "no further thread can be started: memory or processes are limited (ulimit -v, ulimit -u); raise the limit"
 CUT_SHORT = (
     "lstlm: error: a file that is being read has been cut short, or its disk fails (SIGBUS): a corpus, a checkpoint or "
     "a file of vectors; restore it, then continue with --resume auto\n"
@@ -120,6 +121,8 @@ def _explain(error: Exception, hint: str) -> int:
         return _report(f"{place}{error.strerror}{hint}", EXIT_FAILURE)
     if is_out_of_memory(error):
         return _report(OUT_OF_MEMORY, EXIT_FAILURE)
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return _report(NO_THREAD, EXIT_FAILURE)
     message = " ".join(str(error).split())[:300]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return _report(f"unexpected {what}{hint}", EXIT_FAILURE)

@@ -1,6 +1,7 @@
 """`lstlm train`."""
 
 import os
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import click
 
 from lstlm.cli import common
 from lstlm.errors import ConfigError
+from lstlm.streams import discard
 
 if TYPE_CHECKING:
     from lstlm.config import Config
@@ -114,7 +116,12 @@ def command(
     options = Options(device=place, resume=resume, threads=threads, force=force, quiet=quiet, ranks=ranks)
     summary = train(config, run, options)
     if ranks is None or ranks.first:
-        _show_summary(summary, as_json=as_json)
+        try:
+            _show_summary(summary, as_json=as_json)
+        except OSError:
+            if summary.signal is None:
+                raise
+            discard(sys.stdout)  # the terminal may be what has gone; the exit code tells
     if ranks is not None:
         ranks.close()
     if summary.signal is not None:

@@ -121,18 +121,18 @@ def pairs_of(ids: NDArray[np.uint32], start: int, stop: int, window: int) -> Ite
 
 
 def thinned_chunks(
-    ids: NDArray[np.uint32], window: int, subsampler: Subsampler | None
+    ids: NDArray[np.uint32], window: int, subsampler: Subsampler | None, size: int = CHUNK
 ) -> Iterator[tuple[NDArray[np.uint32], int, float]]:
     """Yield (words that stay, how many of them are new, share read): `window` words after the new ones come along."""
     waiting = ids[:0]
-    for start in range(0, len(ids), CHUNK):
-        chunk = ids[start : start + CHUNK]
+    for start in range(0, len(ids), size):
+        chunk = ids[start : start + size]
         stays = chunk != UNK_ID
         if subsampler is not None:
             # a sentence ends where it ends, however frequent ends are
             stays &= subsampler.keeps(np.arange(start, start + len(chunk)), chunk) | (chunk == EOS_ID)
         waiting = np.concatenate((waiting, chunk[stays]))
-        read = min(1.0, (start + CHUNK) / len(ids))
+        read = min(1.0, (start + size) / len(ids))
         new = len(waiting) - (window if read < 1 else 0)
         if new > 0:
             yield waiting, new, read
@@ -170,11 +170,11 @@ def sort_order(keys: I64) -> I64:
 
 
 class Spill:
-    """Pairs on disk, by ranges of rows with at most about BUCKET pairs each."""
+    """Pairs on disk, by ranges of rows with at most about `bucket` pairs each."""
 
-    def __init__(self, folder: Path, counts: I64, window: int) -> None:
+    def __init__(self, folder: Path, counts: I64, window: int, bucket: int = BUCKET) -> None:
         self._folder, self._words = folder, len(counts)
-        filled = np.cumsum(2 * window * counts) // BUCKET
+        filled = np.cumsum(2 * window * counts) // bucket
         self.edges = np.concatenate(([0], np.flatnonzero(np.diff(filled)) + 1, [self._words]))
         self._bucket_of = np.repeat(np.arange(len(self.edges) - 1), np.diff(self.edges)).astype(np.uint16)
 
@@ -216,12 +216,16 @@ def count(
     min_pair: float,
     subsampler: Subsampler | None = None,
     progress: Progress = lambda phase, share: None,
+    sizes: tuple[int, int] = (CHUNK, BUCKET),
 ) -> None:
-    """Write the counts (D, 2D) of a split to `folder`/counts.*; pairs with less weight than `min_pair` are left out."""
+    """Write the counts (D, 2D) of a split to `folder`/counts.*; pairs with less weight than `min_pair` are left out.
+
+    `sizes` bound the memory: tokens counted at a time, and pairs of a range of rows that are merged at a time.
+    """
     weights = distance_weights(window, distance)
     words = len(word_counts)
-    spill = Spill(folder, word_counts, window)
-    for chunk, new, read in thinned_chunks(ids, window, subsampler):
+    spill = Spill(folder, word_counts, window, sizes[1])
+    for chunk, new, read in thinned_chunks(ids, window, subsampler, sizes[0]):
         a, b, weight = count_chunk(chunk, 0, new, words, weights)
         spill.add(a, words + b, weight)
         spill.add(b, a, weight)

@@ -28,7 +28,6 @@ MANIFEST = "manifest.json"
 VOCABULARY = "vocab.tsv"
 ROWS = "cooccurrence-"  # begins the name of a folder of association scores, made from the corpus by training
 ID_DTYPE = np.dtype("<u4")
-_COUNTED = 1 << 22  # ids at a time
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class Corpus:
             for name, part in parts.items():
                 split = Split(name, _map_ids(paths[f"{name}.ids"]), part["sentences"], part["single_word_sentences"])
                 if verify:
-                    _check_counts(split, part, len(vocabulary))
+                    check_counts(split, part, len(vocabulary))
                 splits[name] = split
             settings = manifest["settings"]
             text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
@@ -173,12 +172,12 @@ def drop_pages(ids: NDArray[np.uint32]) -> None:
         base.madvise(mmap.MADV_DONTNEED)
 
 
-def _check_counts(split: Split, part: dict[str, Any], vocab_size: int) -> None:
-    """Raise unless the numbers that the manifest tells of a part are those that one counts in it."""
+def check_counts(split: Split, part: dict[str, Any], vocab_size: int, piece: int = 1 << 22) -> None:
+    """Raise unless the numbers that the manifest tells of a part are those that one counts in it, piece by piece."""
     sentences = single = largest = 0
-    for start in range(0, split.tokens, _COUNTED):
+    for start in range(0, split.tokens, piece):
         # with the two ids before: a sentence of one word is an end two places after another
-        ids = split.ids[max(start - 2, 0) : start + _COUNTED]
+        ids = split.ids[max(start - 2, 0) : start + piece]
         ends, new = ids == EOS_ID, start - max(start - 2, 0)
         sentences += int(np.count_nonzero(ends[new:]))
         single += int(np.count_nonzero(ends[2:] & ends[:-2]))

@@ -9,6 +9,7 @@ so that the union of the ranks is the epoch, once each, and all ranks make equal
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,29 +18,42 @@ from lstlm.data.vocabulary import Vocabulary
 from lstlm.data.windows import I64, Batch, Subsampler, Windows, keep_probabilities, shown_words
 from lstlm.errors import CheckpointError, ConfigError, DataError
 
-BLOCK = 1024
-"""Positions in a block: consecutive on disk, so 4 KiB, one page."""
-BUFFER_BLOCKS = 64
-"""Blocks permuted together: 65,536 positions, and 256 KiB of ids, which stay in the L2 cache."""
-HELD_BUFFERS = 32
-"""Buffers after which what was read is let go of: the system maps 64 KiB around each block, so 128 MiB at most."""
-AHEAD = 32
-"""Batches that `coming` tells of at once."""
+
+class Sizes(NamedTuple):
+    """In what pieces an epoch is shuffled and read."""
+
+    block: int = 1024
+    """Positions in a block: consecutive on disk, so 4 KiB, one page."""
+    blocks: int = 64
+    """Blocks permuted together: 65,536 positions, and 256 KiB of ids, which stay in the L2 cache."""
+    held: int = 32
+    """Buffers after which what was read is let go of: the system maps 64 KiB around each block, so 128 MiB at most."""
+    ahead: int = 32
+    """Batches that `coming` tells of at once."""
+
+    @property
+    def buffer(self) -> int:
+        """Positions permuted together."""
+        return self.block * self.blocks
+
+
+USUAL = Sizes()
 
 
 class EpochOrder:
     """The order of one epoch, one buffer of shuffled positions at a time: a function of (seed, epoch)."""
 
-    def __init__(self, length: int, seed: int, epoch: int) -> None:
-        self._length, self._key = length, (seed, epoch)
-        blocks = -(-length // BLOCK)
+    def __init__(self, length: int, seed: int, epoch: int, sizes: Sizes = USUAL) -> None:
+        self._length, self._key, self._sizes = length, (seed, epoch), sizes
+        blocks = -(-length // sizes.block)
         self._order = np.random.default_rng((seed, epoch, 1)).permutation(blocks)
-        self.buffers = -(-blocks // BUFFER_BLOCKS)
+        self.buffers = -(-blocks // sizes.blocks)
 
     def positions(self, buffer: int) -> I64:
         """Return the positions of a buffer, in training order."""
-        blocks = self._order[buffer * BUFFER_BLOCKS : (buffer + 1) * BUFFER_BLOCKS]
-        positions = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
+        block, each = self._sizes.block, self._sizes.blocks
+        blocks = self._order[buffer * each : (buffer + 1) * each]
+        positions = (blocks[:, None] * block + np.arange(block)).ravel()
         positions = positions[positions < self._length]
         return np.random.default_rng((*self._key, 2, buffer)).permutation(positions)
 
@@ -65,6 +79,7 @@ class Examples:
         unknown: float = 0.0,
         rank: int = 0,
         world: int = 1,
+        sizes: Sizes = USUAL,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"train.batch_size: {batch_size} is below 1")
@@ -76,7 +91,7 @@ class Examples:
             raise ConfigError(f"train.seed: {seed} is below 0")
         self._windows = Windows(split, context, kind)
         self._pending: I64
-        self._split, self._counts = split, vocabulary.counts
+        self._split, self._counts, self._pieces = split, vocabulary.counts, sizes
         self._batch_size, self._seed, self._subsample = batch_size, seed, subsample
         self._rank, self._world, self._unknown = rank, world, unknown
         self.num_examples = self._count_examples()
@@ -106,16 +121,12 @@ class Examples:
 
     def restore(self, state: dict[str, int]) -> None:
         """Continue the very same sequence from a `state()`, without walking through what came before."""
-        try:
-            epoch, batch, buffer, offset = (int(state[key]) for key in ("epoch", "batch", "buffer", "offset"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the saved data position is damaged ({error!r}); resume from another checkpoint"
-            ) from None
+        names = ("epoch", "batch", "buffer", "offset")
+        if not isinstance(state, dict) or any(type(state.get(name)) is not int for name in names):
+            raise CheckpointError(f"the saved data position {state!r} is damaged; resume from another checkpoint")
+        epoch, batch, buffer, offset = (state[name] for name in names)
         self._start_epoch(epoch)
-        if not (
-            0 <= buffer < self._order.buffers and 0 <= offset <= BLOCK * BUFFER_BLOCKS and batch >= 0 and epoch >= 0
-        ):
+        if not (0 <= buffer < self._order.buffers and 0 <= offset <= self._pieces.buffer and batch >= 0 and epoch >= 0):
             raise CheckpointError(f"the saved data position {state} is not in this corpus; was it prepared again?")
         self._batch, self._buffer, self._offset, self._next_buffer = batch, buffer, offset, buffer
         self._load_buffer()
@@ -125,7 +136,7 @@ class Examples:
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._order = EpochOrder(self._split.tokens, self._seed, epoch)
+        self._order = EpochOrder(self._split.tokens, self._seed, epoch, self._pieces)
         self._sampler = Subsampler(self._counts, self._subsample, self._seed, epoch) if self._subsample else None
         self._shown = shown_words(self._counts, self._unknown, self._seed, epoch) if self._unknown else None
         self._batch = self._buffer = self._offset = self._next_buffer = 0
@@ -134,7 +145,7 @@ class Examples:
         self._ready: list[tuple[int, Batch]] = []  # built batches of this rank, last one first, with their global size
 
     def _load_buffer(self) -> None:
-        if self._next_buffer % HELD_BUFFERS == 0:
+        if self._next_buffer % self._pieces.held == 0:
             drop_pages(self._split.ids)
         positions = self._windows.select(self._order.positions(self._next_buffer), self._sampler)
         self._pending = np.concatenate((self._pending, positions))
@@ -176,12 +187,14 @@ class Examples:
         self._ready = [(size, built.rows(edges[i], edges[i + 1])) for i, size in enumerate(sizes)][::-1]
 
     def coming(self) -> I64 | None:
-        """Return the targets of the next batches, as far as they are built, at every AHEAD-th batch; else None."""
-        if self._batch % AHEAD:
+        """Return the targets of the next batches, as far as they are built, now and then; else None."""
+        if self._batch % self._pieces.ahead:
             return None
         if not self._ready:
             self._refill()
-        return np.concatenate([batch.target_ids.reshape(-1) for _, batch in self._ready[: -AHEAD - 1 : -1]])
+        return np.concatenate(
+            [batch.target_ids.reshape(-1) for _, batch in self._ready[: -self._pieces.ahead - 1 : -1]]
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -208,16 +221,17 @@ def evaluation_batches(
     kind: str = "previous",
     batch_size: int,
     limit: int | None = None,
+    sizes: Sizes = USUAL,
 ) -> Iterator[Batch]:
     """Yield the examples of a split in corpus order, once, the first `limit` of them if given."""
     if batch_size < 1:
         raise ConfigError(f"batch size {batch_size} is below 1")
-    if len(vocabulary) <= int(split.ids[:BLOCK].max(initial=0)):
+    if len(vocabulary) <= int(split.ids[: sizes.block].max(initial=0)):
         raise DataError(f"{split.name}: has ids beyond the {len(vocabulary)} words of the vocabulary; not its corpus")
     windows = Windows(split, context, kind)
     left = windows.num_examples if limit is None else min(limit, windows.num_examples)
     carried = np.zeros(0, dtype=np.int64)
-    chunk = max(batch_size, BLOCK * BUFFER_BLOCKS)
+    chunk = max(batch_size, sizes.buffer)
     for start in range(0, split.tokens, chunk):
         carried = np.concatenate((carried, windows.select(np.arange(start, min(start + chunk, split.tokens)))))[:left]
         last = start + chunk >= split.tokens or len(carried) == left

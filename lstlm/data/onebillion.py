@@ -43,8 +43,19 @@ def part_of(name: str) -> str | None:
     return None
 
 
-def open_one_billion(archive: Path | None, *, download: bool, data_folder: Path, max_bytes: int) -> TextSource:
-    """Find the benchmark: `archive` (.tar.gz or extracted folder), else in the data folder, else download it."""
+def open_one_billion(
+    archive: Path | None,
+    *,
+    download: bool,
+    data_folder: Path,
+    max_bytes: int,
+    published: tuple[str, int] = (ADDRESS, ARCHIVE_BYTES),
+) -> TextSource:
+    """Find the benchmark: `archive` (.tar.gz or extracted folder), else in the data folder, else download it.
+
+    `published` is where it is to be had, and how many bytes it has.
+    """
+    address, size = published
     if archive is not None and not archive.exists():
         raise DataError(f"--archive {archive}: no such file or folder")
     places = (data_folder / NAME, data_folder / ARCHIVE)
@@ -54,10 +65,10 @@ def open_one_billion(archive: Path | None, *, download: bool, data_folder: Path,
     if not download:
         raise DataError(
             f"the One Billion Word archive is neither {places[0]} nor {places[1]}: name it with --archive PATH, or add "
-            f"--download to fetch it ({ARCHIVE_BYTES / 1e9:.1f} GB from {ADDRESS})"
+            f"--download to fetch it ({size / 1e9:.1f} GB from {address})"
         )
     data_folder.mkdir(parents=True, exist_ok=True)
-    download_file(ADDRESS, places[1], expected_bytes=ARCHIVE_BYTES)
+    download_file(address, places[1], expected_bytes=size)
     return _open(places[1], max_bytes)
 
 

@@ -86,12 +86,12 @@ class AnalogySolver:
         rows = [self._rows.get(self._key(word)) for word in question]
         return None if None in rows else [row for row in rows if row is not None]
 
-    def answers(self, questions: Any, method: str) -> Any:
+    def answers(self, questions: Any, method: str, block_bytes: int = _BLOCK_BYTES) -> Any:
         """The best row (q,) for each (a, b, c) of questions (q,≥3), none of the three being allowed.  O(q·n·d).
 
         add: argmax cos(x, b − a + c);  mul: argmax s(x,b)·s(x,c) / (s(x,a) + ε) with s = (cos + 1)/2.
         """
-        step = max(1, _BLOCK_BYTES // (4 * len(self._units)))
+        step = max(1, block_bytes // (4 * len(self._units)))
         parts = [self._block(questions[at : at + step, :3], method) for at in range(0, len(questions), step)]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 

@@ -18,6 +18,7 @@ from lstlm.errors import CheckpointError, ConfigError
 from lstlm.kernels import ops
 from lstlm.kernels.ops import adagrad_rows, add_rows
 from lstlm.nn.network import Network
+from lstlm.protocol.saved import bounds, check_like, insist
 
 State = dict[str, list[Tensor]]  # by name, one tensor a parameter
 
@@ -26,6 +27,7 @@ class HiddenOptimiser(ABC):
     """A rule for dense parameters. Its state has torch.optim's names and values: one tensor a name and parameter."""
 
     names: ClassVar[tuple[str, ...]]
+    signed = ("exp_avg", "momentum_buffer")  # what may be below 0
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -65,6 +67,8 @@ class HiddenOptimiser(ABC):
             if values.keys() != mine.keys() or any(values[name].shape != mine[name].shape for name in mine):
                 raise CheckpointError("optimiser state: made with other optim.hidden or model.hidden than this run's")
             for name, value in mine.items():
+                check_like(f"optimiser state: {name}", values[name], value)
+                insist(name in self.signed or bounds(values[name])[0] >= 0, f"optimiser state: {name} below 0")
                 value.copy_(values[name])
 
 
@@ -171,6 +175,8 @@ class Optimisers:
         if self.squares is not None and squares is not None:
             if squares.shape != self.squares.shape:
                 raise CheckpointError(f"optimiser state: {len(squares)} words, this vocabulary has {len(self.squares)}")
+            check_like("optimiser state: squares", squares, self.squares)
+            insist(bounds(squares)[0] >= 0, "optimiser state: squares below 0")
             self.squares.copy_(squares)
         if self.hidden is not None:
             self.hidden.load_state_dict(hidden)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, ScaledRows
+from lstlm.protocol.saved import are_inverse, bounds, insist
 from lstlm.protocol.scan import Block, Scan
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class AdaptiveSoftmax(RecordedOutput):
         order = counts.argsort(descending=True, stable=True).cpu()
         self.register_buffer("word_of_rank", order.to(self._anchor().device))
         self.register_buffer("rank", order.argsort().to(self._anchor().device))
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        insist(are_inverse(self.word_of_rank, self.rank), "an order of words that is none")
+        for name, buffer in self.named_buffers(recurse=False):
+            insist(not name.startswith("squares") or bounds(buffer)[0] >= 0, "a sum of squares below 0")
 
     def _anchor(self) -> Tensor:
         return self.module.head.weight

@@ -14,6 +14,7 @@ from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.softmax import SoftmaxProduct
+from lstlm.protocol.saved import are_inverse, bounds, insist
 from lstlm.protocol.scan import Block, Scan
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ class HierarchicalSoftmax(RecordedOutput):
         self.register_buffer("slot", order.argsort().to(where))  # word → slot
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         self.register_buffer("start", starts.to(where))  # class c holds slots start[c]:start[c+1]
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        insist(are_inverse(self.order, self.slot), "an order of words that is none")
+        sizes = self.start.diff()
+        whole = int(self.start[0]) == 0 and int(self.start[-1]) == len(self.order)
+        insist(whole and bounds(sizes)[0] > 0, "classes that do not hold the words")
 
     @property
     def like(self) -> Tensor:

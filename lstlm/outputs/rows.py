@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
+from lstlm.protocol.saved import bounds, insist
 from lstlm.protocol.scan import Block, parts
 
 _DRAWN = 2048  # rows at once; another number would draw other weights from the same seed
@@ -37,6 +38,11 @@ class ScaledRows(nn.Module):
         self.register_buffer("bias", matrix.new_zeros(len(matrix)) if bias else None)
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("squares", matrix.new_zeros(len(matrix)) if adagrad else None)
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        insist(bounds(self.scale)[0] > 0, "a scale that is not above 0")
+        insist(bounds(self.squares)[0] >= 0, "a sum of squares below 0")
 
     def weight(self) -> Tensor:
         """Return W (D,hidden), a copy."""

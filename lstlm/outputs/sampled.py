@@ -13,6 +13,7 @@ from lstlm.kernels.ops import cross_entropy, gemm
 from lstlm.outputs.base import RecordedStep
 from lstlm.outputs.rows import Making, RowGradient, merged
 from lstlm.outputs.softmax import LinearSoftmax
+from lstlm.protocol.saved import bounds, insist
 
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
@@ -51,6 +52,13 @@ class SampledSoftmax(LinearSoftmax):
         seed = torch.randint(2**62, (1,), generator=generator, device=where if generator else None).cpu()
         # [seed, number of draws so far]: all that a resumed run needs to go on with the same candidates
         self.register_buffer("draws", torch.cat([seed, seed.new_zeros(1)]))
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        low, high = bounds(self.word_of_rank)
+        insist(low >= 0 and high < self.vocab, "an order of words that is none")
+        insist(bounds(self.log_miss)[1] < 0, "a chance above 1")
+        insist(bounds(self.draws)[0] >= 0, "a number of draws below 0")
 
     def draw(self) -> tuple[Tensor, float]:
         """Return (distinct word ids (S,) in increasing order, number of tries it took) and count the draw."""

@@ -16,6 +16,7 @@ from lstlm.outputs.rows import Making, RowGradient
 from lstlm.outputs.shortlist_step import Route, ShortlistStep
 from lstlm.outputs.spherical import loss_of
 from lstlm.protocol.arguments import without_autocast
+from lstlm.protocol.saved import are_inverse, insist
 from lstlm.protocol.scan import Block, Scan
 from lstlm.spherical import SphericalLoss, SphericalOutput, TaylorSoftmax
 from lstlm.spherical.shrink import LearningRateTooLarge
@@ -93,6 +94,10 @@ class ShortlistOutput(RecordedOutput):
             init_scale=make.init_scale,
             generator=make.generator,
         )
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        insist(are_inverse(self.word_of_rank, self.rank), "an order of words that is none")
 
     def _prior(self, counts: Tensor) -> Tensor:
         # one more of each: a word that the corpus lacks must not be impossible

@@ -23,6 +23,7 @@ from lstlm.kernels.choice import Impl
 from lstlm.kernels.layout import Layout
 from lstlm.kernels.ops import aligned_width
 from lstlm.kernels.step_ops import Tables
+from lstlm.protocol.saved import insist
 
 
 class Counters:
@@ -200,6 +201,7 @@ class Table(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.counters.since_fold = int(state)
+        insist(0 <= self.counters.since_fold < self.fold_every, f"{self.counters.since_fold} updates since a fold")
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -171,7 +171,7 @@ class Vectors:
         return [(self.words[row], score) for row, score in found if row not in rows][:k]
 
 
-def nearest(matrix: Matrix, query: Matrix, k: int) -> tuple[Matrix, Matrix]:
+def nearest(matrix: Matrix, query: Matrix, k: int, cached_bytes: int = _CACHED_BYTES) -> tuple[Matrix, Matrix]:
     """Cosines and ids, both (k,), of the k rows of matrix (n,d) nearest to a query (d,), best first.
 
     One pass over the matrix, product and norm taken while a block of rows is in the cache: O(nd) at the speed of
@@ -180,7 +180,7 @@ def nearest(matrix: Matrix, query: Matrix, k: int) -> tuple[Matrix, Matrix]:
     unit = unit_rows(np.asarray(query, dtype=np.float32)[None])[0]
     matrix = np.asarray(matrix)  # a memory map's own slices cost microseconds each
     scores, squares = np.empty((2, len(matrix)), dtype=np.float32)
-    step = max(1, _CACHED_BYTES // (4 * matrix.shape[1]))
+    step = max(1, cached_bytes // (4 * matrix.shape[1]))
     for at in range(0, len(matrix), step):
         rows = np.ascontiguousarray(matrix[at : at + step], dtype=np.float32)
         np.vecdot(rows, rows, out=squares[at : at + step])

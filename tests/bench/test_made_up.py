@@ -6,14 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lstlm.bench import made_up
 from lstlm.bench.made_up import COMMON, SENTENCE, Draw, frequencies, text_blocks, write_text
 
 
 @pytest.mark.parametrize(("words", "types"), [(5000, 700), (1001, 1000), (40, 100), (25, 3)])
-def test_words_sentences_and_types_are_those_asked_for(monkeypatch: pytest.MonkeyPatch, words: int, types: int) -> None:
-    monkeypatch.setattr(made_up, "_BLOCK", 8 * SENTENCE)
-    text = b"".join(text_blocks(words, types, every_type=True))
+def test_words_sentences_and_types_are_those_asked_for(words: int, types: int) -> None:
+    text = b"".join(text_blocks(words, types, every_type=True, block=8 * SENTENCE))
     lines = text.decode().splitlines()
     assert [len(line.split()) for line in lines[:-1]] == [SENTENCE] * (len(lines) - 1)
     counts = Counter(text.split())

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from lstlm import __version__
 from lstlm.cli import COMMANDS, cli, common
-from lstlm.cli.outcome import OUT_OF_MEMORY
+from lstlm.cli.outcome import NO_THREAD, OUT_OF_MEMORY
 from lstlm.errors import CheckpointError, ConfigError, DataError, NumericsError
 from tests.helpers import PATIENCE_S
 
@@ -138,6 +138,8 @@ def test_a_group_without_a_command_shows_its_help_on_stderr() -> None:
         (ValueError("a\n b"), "unexpected ValueError: a b; run again with --debug for details", 1),
         (MemoryError(), OUT_OF_MEMORY, 1),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), OUT_OF_MEMORY, 1),
+        (RuntimeError("std::bad_alloc"), OUT_OF_MEMORY, 1),
+        (RuntimeError("can't start new thread"), NO_THREAD, 1),
         (OSError(28, "No space left", "x/y"), "x/y: No space left; run again with --debug for details", 1),
         (BrokenPipeError(32, "Broken pipe"), "Broken pipe; run again with --debug for details", 1),
         (KeyboardInterrupt(), "interrupted", 130),

@@ -99,3 +99,14 @@ def test_a_hangup_is_heeded_and_nohup_too(tmp_path: Path, corpus: Path) -> None:
         assert done.code == code, done.err
         assert status(run)["step"] == step
         assert os.readlink(run / "checkpoints" / "last") == f"step-{step:08d}"
+
+
+def lose_the_terminal() -> None:
+    redirect(1, "/dev/full")
+    hang_up(signal.SIG_DFL)
+
+
+def test_a_hangup_is_told_where_the_terminal_has_gone_too(tmp_path: Path, corpus: Path) -> None:
+    done = run_lstlm(arguments(corpus, tmp_path / "run"), tmp_path, lose_the_terminal)
+    assert done.code == 128 + signal.SIGHUP and "error" not in done.err
+    assert status(tmp_path / "run")["step"] == 13

@@ -81,15 +81,11 @@ def test_counts_are_those_of_plain_loops(corpus: Corpus, tmp_path: Path, distanc
 
 
 @pytest.mark.parametrize("chunk", [2, 101])  # 2 is less than the window
-def test_small_pieces_change_nothing(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
+def test_small_pieces_change_nothing(corpus: Corpus, tmp_path: Path, chunk: int) -> None:
     (tmp_path / "whole").mkdir()
     whole = counts_of(corpus, tmp_path / "whole", distance="flat")
-    monkeypatch.setattr(cooccurrence, "CHUNK", chunk)
-    monkeypatch.setattr(cooccurrence, "BUCKET", 1000)
-    pieces = counts_of(corpus, tmp_path, distance="flat")
-    assert len(cooccurrence.Spill(tmp_path, corpus.vocabulary.counts, 3).edges) > 10
+    pieces = counts_of(corpus, tmp_path, distance="flat", sizes=(chunk, 1000))
+    assert len(cooccurrence.Spill(tmp_path, corpus.vocabulary.counts, 3, 1000).edges) > 10
     for name in ("starts", "indices", "values"):
         np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))
     assert not list(tmp_path.glob("spill-*")), "spilled pairs are removed"

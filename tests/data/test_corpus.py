@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from lstlm.data import Corpus, Split
-from lstlm.data import corpus as module
-from lstlm.data.corpus import drop_pages
+from lstlm.data.corpus import check_counts, drop_pages
 from lstlm.errors import DataError
 from lstlm.sealed import SEAL, seal
 from tests.helpers import write_tiny_corpus
@@ -141,10 +140,13 @@ def test_a_corpus_of_before_seals_opens(corpus: Corpus) -> None:
     assert Corpus.open(corpus.folder).train.sentences == corpus.train.sentences
 
 
-def test_counting_does_not_depend_on_the_pieces(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_does_not_depend_on_the_pieces(corpus: Corpus) -> None:
+    told = corpus.manifest["splits"]["train"]
     for size in (2, 3, 7, 1000):
-        monkeypatch.setattr(module, "_COUNTED", size)
-        Corpus.open(corpus.folder)
+        check_counts(corpus.train, told, len(corpus.vocabulary), size)
+        wrong = {**told, "single_word_sentences": told["single_word_sentences"] + 1}
+        with pytest.raises(DataError, match="single_word_sentences where there are"):
+            check_counts(corpus.train, wrong, len(corpus.vocabulary), size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what is resident is read from /proc")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lstlm.data import download, onebillion
+from lstlm.data import onebillion
 from lstlm.data.download import download_file
 from lstlm.errors import DataError
 
@@ -110,12 +110,10 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(tmp_path: P
     assert server.asked == []
 
 
-def test_the_benchmark_is_fetched_into_the_data_folder(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onebillion, "ADDRESS", address(server))
-    monkeypatch.setattr(onebillion, "ARCHIVE_BYTES", len(CONTENT))
-    monkeypatch.setattr(download, "CHUNK", 1000)
-    source = onebillion.open_one_billion(None, download=True, data_folder=tmp_path / "data", max_bytes=1 << 30)
+def test_the_benchmark_is_fetched_into_the_data_folder(tmp_path: Path, server: Server) -> None:
+    published = (address(server), len(CONTENT))
+    source = onebillion.open_one_billion(
+        None, download=True, data_folder=tmp_path / "data", max_bytes=1 << 30, published=published
+    )
     assert (tmp_path / "data" / onebillion.ARCHIVE).read_bytes() == CONTENT
     assert source.total_bytes == len(CONTENT)

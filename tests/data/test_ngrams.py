@@ -1,8 +1,6 @@
 """The sequence of minibatches: complete, deterministic, shared out over ranks, resumable at any place."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lstlm.data import Batch, Examples, Split, Vocabulary, evaluation_batches, ngrams
+from lstlm.data.ngrams import Sizes
 from lstlm.errors import CheckpointError, ConfigError, DataError
 from tests.helpers import write_tiny_corpus
 
@@ -42,15 +41,6 @@ def epoch_rows(examples: Examples) -> list[tuple[object, ...]]:
     return found
 
 
-@contextmanager
-def small_buffers(block: int, blocks: int) -> Iterator[pytest.MonkeyPatch]:
-    """Let a buffer have so many blocks of so many positions; further patches end with it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngrams, "BLOCK", block)
-        patch.setattr(ngrams, "BUFFER_BLOCKS", blocks)
-        yield patch
-
-
 cases = st.tuples(
     st.integers(1, 400),  # words
     st.integers(1, 50),  # batch size
@@ -67,24 +57,23 @@ def test_the_union_of_the_ranks_is_the_epoch_once_each(
 ) -> None:
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(words, seed)
-    with small_buffers(block, blocks):
-        arguments = {"context": 4, "kind": kind, "batch_size": batch_size}
-        expected = Counter(row for b in evaluation_batches(split, vocabulary, **arguments) for row in rows(b))
-        if expected.total() < world:
-            with pytest.raises(DataError, match=f"for {world} ranks"):
-                Examples(split, vocabulary, **arguments, seed=seed, rank=0, world=world)
-            return
-        ranks = [Examples(split, vocabulary, **arguments, seed=seed, rank=r, world=world) for r in range(world)]
-        for epoch in range(2):
-            found: Counter[tuple[object, ...]] = Counter()
-            for examples in ranks:
-                batches = list(islice(examples, examples.batches_per_epoch))
-                assert all(1 <= len(batch) <= batch_size + 1 for batch in batches)
-                assert all(len(batch) == batch_size for batch in batches[:-1])
-                found.update(row for batch in batches for row in rows(batch))
-                assert examples.epoch == epoch + 1  # all ranks make equally many steps
-            assert found == expected
-            assert found.total() == ranks[0].num_examples
+    arguments = {"context": 4, "kind": kind, "batch_size": batch_size, "sizes": Sizes(block, blocks)}
+    expected = Counter(row for b in evaluation_batches(split, vocabulary, **arguments) for row in rows(b))
+    if expected.total() < world:
+        with pytest.raises(DataError, match=f"for {world} ranks"):
+            Examples(split, vocabulary, **arguments, seed=seed, rank=0, world=world)
+        return
+    ranks = [Examples(split, vocabulary, **arguments, seed=seed, rank=r, world=world) for r in range(world)]
+    for epoch in range(2):
+        found: Counter[tuple[object, ...]] = Counter()
+        for examples in ranks:
+            batches = list(islice(examples, examples.batches_per_epoch))
+            assert all(1 <= len(batch) <= batch_size + 1 for batch in batches)
+            assert all(len(batch) == batch_size for batch in batches[:-1])
+            found.update(row for batch in batches for row in rows(batch))
+            assert examples.epoch == epoch + 1  # all ranks make equally many steps
+        assert found == expected
+        assert found.total() == ranks[0].num_examples
 
 
 @settings(max_examples=40)
@@ -94,19 +83,18 @@ def test_resume_at_any_position_continues_the_same_sequence(
 ) -> None:
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(max(words, 40))
-    with small_buffers(block, blocks):
-        settings_ = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 3, "subsample": subsample}
-        settings_ |= {"unknown": unknown}
-        first = Examples(split, vocabulary, **settings_, rank=world - 1, world=world)
-        for _ in range(steps):
-            next(first)
-        state = first.state()
-        second = Examples(split, vocabulary, **settings_, rank=world - 1, world=world)
-        second.restore(state)
-        assert second.state() == state
-        for _ in range(12):
-            assert rows(next(first)) == rows(next(second))
-            assert first.state() == second.state()
+    settings_ = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 3, "subsample": subsample}
+    settings_ |= {"unknown": unknown, "sizes": Sizes(block, blocks)}
+    first = Examples(split, vocabulary, **settings_, rank=world - 1, world=world)
+    for _ in range(steps):
+        next(first)
+    state = first.state()
+    second = Examples(split, vocabulary, **settings_, rank=world - 1, world=world)
+    second.restore(state)
+    assert second.state() == state
+    for _ in range(12):
+        assert rows(next(first)) == rows(next(second))
+        assert first.state() == second.state()
 
 
 def told(examples: Examples, batches: int) -> list[list[int] | None]:
@@ -127,16 +115,15 @@ def test_coming_tells_the_next_targets_wherever_one_resumes(
     """A resumed run must hear the same at the same batch: what it does with it decides the last bits."""
     words, batch_size, world, kind, (block, blocks) = case
     split, vocabulary = make(max(words, 40))
-    with small_buffers(block, blocks) as patch:
-        patch.setattr(ngrams, "AHEAD", 4)
-        arguments = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 1, "world": world}
-        whole, after = (Examples(split, vocabulary, **arguments) for _ in range(2))
-        before = told(whole, taken)
-        after.restore(whole.state())
-        rest = told(whole, 12)
-        assert told(after, 12) == rest
-        again = Examples(split, vocabulary, **arguments)
-        targets = [batch.target_ids.reshape(-1).tolist() for batch in islice(again, taken + 12 + 4)]
+    arguments = {"context": 4, "kind": kind, "batch_size": batch_size, "seed": 1, "world": world}
+    arguments |= {"sizes": Sizes(block, blocks, ahead=4)}
+    whole, after = (Examples(split, vocabulary, **arguments) for _ in range(2))
+    before = told(whole, taken)
+    after.restore(whole.state())
+    rest = told(whole, 12)
+    assert told(after, 12) == rest
+    again = Examples(split, vocabulary, **arguments)
+    targets = [batch.target_ids.reshape(-1).tolist() for batch in islice(again, taken + 12 + 4)]
     for at, coming in enumerate(before + rest):
         if coming is not None:
             follow = [target for batch in targets[at : at + 4] for target in batch]
@@ -197,11 +184,9 @@ def test_evaluation_follows_the_corpus_and_stops_at_the_limit() -> None:
     assert list(evaluation_batches(empty, vocabulary, context=2, batch_size=7)) == []
 
 
-def test_no_array_of_the_size_of_the_epoch_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_array_of_the_size_of_the_epoch_is_made() -> None:
     split, vocabulary = make(5000)
-    monkeypatch.setattr(ngrams, "BLOCK", 16)
-    monkeypatch.setattr(ngrams, "BUFFER_BLOCKS", 4)
-    examples = Examples(split, vocabulary, context=4, batch_size=8, seed=0)
+    examples = Examples(split, vocabulary, context=4, batch_size=8, seed=0, sizes=Sizes(16, 4))
     for _ in range(300):
         next(examples)
         assert len(examples._pending) <= 2 * 64 + 8
@@ -230,11 +215,8 @@ def test_wrong_arguments_and_states_are_refused() -> None:
 def test_what_was_read_is_let_go_of_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_tiny_corpus(tmp_path / "corpus")
     dropped: list[int] = []
-    monkeypatch.setattr(ngrams, "BLOCK", 16)
-    monkeypatch.setattr(ngrams, "BUFFER_BLOCKS", 4)
-    monkeypatch.setattr(ngrams, "HELD_BUFFERS", 3)
     monkeypatch.setattr(ngrams, "drop_pages", lambda ids: dropped.append(len(ids)))
-    stream = Examples(corpus.train, corpus.vocabulary, context=4, batch_size=32, seed=1)
+    stream = Examples(corpus.train, corpus.vocabulary, context=4, batch_size=32, seed=1, sizes=Sizes(16, 4, held=3))
     for _ in range(stream.batches_per_epoch):
         next(stream)
     buffers = -(-corpus.train.tokens // 64)

@@ -72,10 +72,9 @@ def test_encode_then_decode_is_the_identity_but_for_oov(
     )
 
 
-def test_the_result_does_not_depend_on_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "SERIAL_BLOCKS", 1)
-    monkeypatch.setattr(prepare, "read_blocks", lambda stream, name: blocks.read_blocks(stream, name, 2000))
+def test_the_result_does_not_depend_on_the_workers(tmp_path: Path) -> None:
     texts = [tiny_text(seed=seed) for seed in (1, 2)]
+    texts = [text * (1 + prepare.SERIAL_BLOCKS * blocks.BLOCK_BYTES // len(text)) for text in texts]
     found = [
         run(tmp_path, *texts, min_count=2, max_vocab=100, valid_fraction=0.1, workers=workers).manifest
         for workers in (1, 3)

@@ -28,14 +28,13 @@ def definition(units: np.ndarray, a: int, b: int, c: int, method: str) -> int:
 
 @pytest.mark.parametrize("method", ["add", "mul"])
 @pytest.mark.parametrize("block_bytes", [1, 64 << 20])
-def test_answers_follow_the_definition(monkeypatch: pytest.MonkeyPatch, method: str, block_bytes: int) -> None:
-    monkeypatch.setattr("lstlm.evaluation.analogy._BLOCK_BYTES", block_bytes)
+def test_answers_follow_the_definition(method: str, block_bytes: int) -> None:
     matrix = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
     solver = AnalogySolver(Vectors([f"w{n}" for n in range(40)], matrix))
     units = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
     questions = np.random.default_rng(1).permuted(np.tile(np.arange(40), (30, 1)), axis=1)[:, :3]
     expected = [definition(units.astype(np.float64), *map(int, question), method) for question in questions]
-    assert solver.answers(questions, method).tolist() == expected
+    assert solver.answers(questions, method, block_bytes).tolist() == expected
 
 
 def test_sections_unknown_words_and_totals() -> None:

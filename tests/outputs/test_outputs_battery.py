@@ -27,7 +27,14 @@ DENSE = {
     "adaptive": DenseAdaptive,
 }
 VOCAB, HIDDEN, EXAMPLES = 40, 6, 11
-COUNTS = torch.tensor([(37 * i) % 101 + 1 for i in range(VOCAB)])  # neither sorted nor distinct
+
+
+def counts_of(vocab: int) -> Tensor:
+    """Counts that are neither sorted nor distinct."""
+    return torch.tensor([(37 * i) % 101 + 1 for i in range(vocab)])
+
+
+COUNTS = counts_of(VOCAB)
 SPHERICAL = [f"{kind}-{loss}" for kind in ("factored", "naive") for loss in ("z", "squared", "spherical", "taylor")]
 SHORTLIST = ["shortlist-taylor", "shortlist-spherical"]
 LAYERS = [*SPHERICAL, *SHORTLIST, "softmax", "hierarchical", "hierarchical-brown", "adaptive", "sampled", "sampled-all"]
@@ -47,11 +54,11 @@ def config_of(name: str, **more: object) -> OutputConfig:
     return dataclasses.replace(config, **more)
 
 
-def make(name: str, seed: int = 3, dtype: torch.dtype = torch.float64, **more: object) -> nn.Module:
+def make(name: str, seed: int = 3, dtype: torch.dtype = torch.float64, vocab: int = VOCAB, **more: object) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     # plain SGD, which the dense definitions follow; Adagrad has its own tests
     place = {"optimiser": "sgd", "dtype": dtype, "generator": generator}
-    return make_output(config_of(name, **more), HIDDEN, COUNTS, **place)
+    return make_output(config_of(name, **more), HIDDEN, counts_of(vocab), **place)
 
 
 def dense_of(name: str, layer: nn.Module) -> Dense:
@@ -60,19 +67,19 @@ def dense_of(name: str, layer: nn.Module) -> Dense:
         config = config_of(name)
         return DenseSpherical(layer, detail, config.a, config.b, config.epsilon)
     if kind == "shortlist":
-        return DenseShortlist(layer, detail, config_of(name), COUNTS)
+        return DenseShortlist(layer, detail, config_of(name), counts_of(layer.vocab))
     if kind == "sampled":
-        return DenseLinear(layer) if detail == "all" else DenseSampled(layer, COUNTS)
+        return DenseLinear(layer) if detail == "all" else DenseSampled(layer, counts_of(layer.vocab))
     return DENSE[kind](layer)
 
 
 def batch(
-    seed: int, m: int = EXAMPLES, K: int = 1, dtype: torch.dtype = torch.float64
+    seed: int, m: int = EXAMPLES, K: int = 1, dtype: torch.dtype = torch.float64, vocab: int = VOCAB
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return h (m,HIDDEN), ids (m,K) with repeats, values (m,K)."""
     g = torch.Generator().manual_seed(seed)
     h = torch.randn(m, HIDDEN, generator=g, dtype=dtype).requires_grad_()
-    ids = torch.randint(VOCAB, (m, K), generator=g)
+    ids = torch.randint(vocab, (m, K), generator=g)
     ids[1::2] = ids[0]  # the same target in half of the examples
     return h, ids, torch.rand(m, K, generator=g, dtype=dtype) + 0.1
 

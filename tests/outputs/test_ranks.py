@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lstlm.errors import LstlmError
 from lstlm.outputs import make_output
+from lstlm.protocol.scan import SCAN_ROWS
 from tests.outputs.dense_outputs import Dense
 from tests.outputs.test_outputs_battery import (
     EXAMPLES,
@@ -45,18 +46,16 @@ def dense_ranks(dense: Dense, normalised: bool, h: Tensor, ids: Tensor) -> Tenso
     return 1 + ((ahead >= 1e-12) | tied).sum(2)
 
 
-@pytest.fixture(params=[7, 16384], ids=["several blocks", "one block"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", request.param)
+words = pytest.mark.parametrize("vocab", [VOCAB, SCAN_ROWS + 7], ids=["one block", "several blocks"])
 
 
-@pytest.mark.usefixtures("blocks")
+@words
 @pytest.mark.parametrize("K", [1, 3])
 @pytest.mark.parametrize("name", LAYERS)
-def test_ranks_are_those_of_the_definition(name: str, K: int) -> None:
-    layer = make(name)
+def test_ranks_are_those_of_the_definition(name: str, K: int, vocab: int) -> None:
+    layer = make(name, vocab=vocab)
     for m in (1, EXAMPLES, 50):
-        h, ids, _ = batch(9, m, K)
+        h, ids, _ = batch(9, m, K, vocab=vocab)
         expected = dense_ranks(dense_of(name, layer), name in NORMALISED, h, ids)
         assert torch.equal(layer.rank_of(h, ids), expected)
         assert torch.equal(layer.rank_of(h, ids[:, 0]), expected[:, 0])
@@ -64,12 +63,12 @@ def test_ranks_are_those_of_the_definition(name: str, K: int) -> None:
         assert torch.equal(layer.rank_of(h, best), torch.tensor([[1, 2, 3]]).expand(m, 3))
 
 
-@pytest.mark.usefixtures("blocks")
+@words
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_word_has_a_rank_of_its_own_even_where_all_scores_are_equal(name: str) -> None:
-    layer = make(name, init_scale=0.0)
-    h, _, _ = batch(9, 3)
-    ids = torch.arange(VOCAB).expand(3, VOCAB)
+def test_every_word_has_a_rank_of_its_own_even_where_all_scores_are_equal(name: str, vocab: int) -> None:
+    layer = make(name, vocab=vocab, init_scale=0.0)
+    h, _, _ = batch(9, 1)
+    ids = torch.arange(vocab)[None]
     found = layer.rank_of(h, ids)
     assert torch.equal(found, dense_ranks(dense_of(name, layer), name in NORMALISED, h, ids))
     assert torch.equal(found.sort(1).values, ids + 1)
@@ -97,13 +96,13 @@ def test_ranks_among_two_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("naive")])  # whose ‖o‖² needs it
-def test_ranks_hold_no_table_of_all_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", 8)
-    layer = make(name)
+def test_ranks_hold_no_table_of_all_scores(name: str) -> None:
+    vocab = 3 * SCAN_ROWS
+    layer = make(name, vocab=vocab)
     h, ids, _ = batch(9, 100)
     with Largest() as largest:
         layer.rank_of(h.detach(), ids)
-    assert 0 < largest.numel < 100 * VOCAB // 2
+    assert 0 < largest.numel < 100 * vocab // 2
 
 
 @pytest.mark.parametrize("name", LAYERS)

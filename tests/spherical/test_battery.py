@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lstlm.spherical import DenseSphericalOutput
-from lstlm.spherical.steps.dense import squared_error_step
+from lstlm.spherical.steps.dense import CHUNK_ROWS, squared_error_step
 from tests.spherical.oracle import (
     EXACT,
     LOSSES,
@@ -137,11 +137,11 @@ def test_the_one_pass_squared_error_step(m: int, K: int) -> None:
     torch.testing.assert_close(W, dense.W, **EXACT)
 
 
-def test_a_blocked_layer_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.spherical.steps.dense.CHUNK_ROWS", 5)
-    W = random_weight(D, d)
+def test_a_blocked_layer_of_several_blocks() -> None:
+    rows = 2 * CHUNK_ROWS + 5
+    W = random_weight(rows, d)
     tested, dense = SUBJECTS["blocked"](W, "taylor"), Dense(W, "taylor")
     for step in range(5):
-        batch = make_batch(step, D, d, 4, 2)
+        batch = make_batch(step, rows, d, 4, 2)
         assert_same_step(tested.step(batch, 0.3), dense.step(batch, 0.3))
     assert_same_weights(tested, dense.W)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from lstlm.protocol.scan import SCAN_ROWS
 from lstlm.spherical import DenseSphericalOutput, SphericalOutput
 from tests.spherical.oracle import (
     EXACT,
@@ -24,11 +25,11 @@ D, d = 37, 6
 KINDS = [SphericalOutput, DenseSphericalOutput]
 
 
-def trained(loss: str, kind: type, **settings: object) -> tuple[Layer, Dense]:
-    W = random_weight(D, d)
+def trained(loss: str, kind: type, words: int = D, **settings: object) -> tuple[Layer, Dense]:
+    W = random_weight(words, d)
     layer, dense = Layer(W, loss, kind, **settings), Dense(W, loss)
     for step in range(12):
-        batch = make_batch(step, D, d, 4, 2)
+        batch = make_batch(step, words, d, 4, 2)
         layer.step(batch, RATE[loss])
         dense.step(batch, RATE[loss])
     return layer, dense
@@ -48,11 +49,11 @@ def test_log_prob_is_normalised_and_exact(loss: str, kind: type) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("words", [D, 2 * SCAN_ROWS + 7], ids=["one block", "several blocks"])
 @pytest.mark.parametrize("k", [1, 7, D])
-def test_topk(loss: str, kind: type, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lstlm.protocol.scan.SCAN_ROWS", 10)  # several blocks
-    layer, dense = trained(loss, kind)
-    H = make_batch(99, D, d, 5).H
+def test_topk(loss: str, kind: type, k: int, words: int) -> None:
+    layer, dense = trained(loss, kind, words)
+    H = make_batch(99, words, d, 5).H
     scores = H @ dense.W.T
     if loss in NORMALISED:
         scores = dense_probabilities(loss, scores).log()

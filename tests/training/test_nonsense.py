@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lstlm.sealed import seal
+from lstlm.sealed import is_sealed, seal
 from lstlm.training.loop.learner import Learner
 from tests.training.harness import Cli, fingerprint, status
 
@@ -132,6 +133,118 @@ def test_counters_that_make_no_sense_are_refused(lstlm: Cli, run: Path, name: st
     reseal(folder, "counters.json", json.dumps(counters).encode())
     outcome = lstlm(run, "--resume", "auto", output__kind="factored", train__max_steps=20)
     assert outcome.code == 3 and f"{STEP}: not damaged, but what it says makes no sense here" in outcome.err
+
+
+def minus(x: torch.Tensor) -> torch.Tensor:
+    return x * 0 - 1
+
+
+def nothing(x: torch.Tensor) -> torch.Tensor:
+    return x * 0
+
+
+def nan(x: torch.Tensor) -> torch.Tensor:
+    return x * math.nan
+
+
+def infinite(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, math.inf)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.int16)
+
+
+def huge(x: torch.Tensor) -> torch.Tensor:
+    return x * 0 + (1 << 62)
+
+
+def gone(x: object) -> object:
+    return ...
+
+
+KINDS: dict[str, dict[str, str]] = {
+    "factored": {},
+    "shortlist": {"output__shortlist": "20", "output__loss": "spherical"},
+    "softmax": {"optim__output": "adagrad", "optim__hidden": "adam"},
+    "sampled": {"optim__hidden": "sgd"},
+    "hierarchical": {},
+    "adaptive": {"optim__output": "adagrad"},
+}
+NONSENSE: list[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]]] = [
+    ("factored", "network.pt", ("embedding.weight",), nan),
+    ("factored", "network.pt", ("hidden.0.bias",), rounded),
+    ("factored", "network.pt", ("output.state.exact",), infinite),
+    ("factored", "network.pt", ("output.state._extra_state",), minus),
+    ("factored", "network.pt", ("output.state._extra_state",), huge),
+    ("factored", "network.pt", ("output.stabiliser._extra_state",), minus),
+    ("factored", "training.pt", ("optimisers", "squares"), minus),
+    ("factored", "training.pt", ("optimisers", "squares"), rounded),
+    ("factored", "training.pt", ("optimisers", "hidden", "state", 0, "sum"), infinite),
+    ("factored", "training.pt", ("optimisers", "hidden", "state", 0, "sum"), minus),
+    ("shortlist", "network.pt", ("output.rank",), minus),
+    ("shortlist", "network.pt", ("output.word_of_rank",), nothing),
+    ("shortlist", "network.pt", ("output.head.scale",), nothing),
+    ("softmax", "network.pt", ("output.rows.scale",), minus),
+    ("softmax", "network.pt", ("output.rows.scale",), infinite),
+    ("softmax", "network.pt", ("output.rows.squares",), minus),
+    ("softmax", "training.pt", ("optimisers", "hidden", "state", 1), gone),
+    ("softmax", "training.pt", ("optimisers", "hidden", "state", 0, "step"), infinite),
+    ("softmax", "training.pt", ("optimisers", "hidden", "state", 0, "exp_avg_sq"), minus),
+    ("sampled", "training.pt", ("optimisers", "hidden", "state", 1), gone),
+    ("sampled", "network.pt", ("output.word_of_rank",), huge),
+    ("sampled", "network.pt", ("output.log_miss",), nothing),
+    ("sampled", "network.pt", ("output.draws",), minus),
+    ("hierarchical", "network.pt", ("output.order",), minus),
+    ("hierarchical", "network.pt", ("output.slot",), huge),
+    ("hierarchical", "network.pt", ("output.start",), nothing),
+    ("adaptive", "network.pt", ("output.squares_0",), minus),
+    ("adaptive", "network.pt", ("output.rank",), huge),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "place", "harm"), NONSENSE)
+def test_tensors_that_make_no_sense_are_refused(
+    lstlm: Cli,
+    trained: dict[str, Path],
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    place: tuple[Any, ...],
+    harm: Callable[[Any], Any],
+) -> None:
+    whole, settings = trained["folder"] / kind, {"output__kind": kind, **KINDS[kind]}
+    if not whole.exists():
+        lstlm.ok(whole, **settings, train__max_steps=10)
+    run = Path(shutil.copytree(whole, tmp_path / "run", symlinks=True))
+    folder = run / "checkpoints" / STEP
+    tensors = value = dict(torch.load(folder / name, weights_only=True))
+    for key in place:
+        value = value[key]
+    torch.save(changed(tensors, place, harm(value)), tmp_path / "changed")
+    reseal(folder, name, (tmp_path / "changed").read_bytes())
+    outcomes = [lstlm(run, "--resume", "auto", **settings, train__max_steps=12)]
+    outcomes += [lstlm.run("nn", str(run), "w1")] * (name == "network.pt")
+    for outcome in outcomes:
+        assert outcome.code == 3 and "unexpected" not in outcome.err, outcome
+        assert outcome.err.strip().splitlines()[-1].startswith("lstlm: error: ")
+
+
+@pytest.mark.parametrize("value", [True, 1.5, "3", None, -1])
+def test_a_position_that_makes_no_sense_is_refused(lstlm: Cli, run: Path, value: object) -> None:
+    folder = run / "checkpoints" / STEP
+    counters = json.loads((folder / "counters.json").read_text())
+    counters["examples"]["offset"] = value
+    reseal(folder, "counters.json", json.dumps(counters).encode())
+    outcome = lstlm(run, "--resume", "auto", output__kind="factored", train__max_steps=20)
+    assert outcome.code == 3 and "the saved data position" in outcome.err
+
+
+def test_a_document_too_deep_to_be_written_has_no_seal() -> None:
+    document: dict[str, Any] = {}
+    for _ in range(5000):
+        document = {"a": document}
+    assert not is_sealed(document, b"")
 
 
 def test_a_file_outside_the_checkpoint_is_refused(lstlm: Cli, run: Path, tmp_path: Path) -> None:

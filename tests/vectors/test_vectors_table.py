@@ -16,8 +16,7 @@ def random_matrix(rows: int, dim: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("cached", [1, 48 * 7, 1 << 20])
 def test_nearest_equals_the_plain_product(monkeypatch: pytest.MonkeyPatch, seed: int, cached: int) -> None:
     matrix, query = random_matrix(1000, 12), random_matrix(1, 12, seed)[0]
-    monkeypatch.setattr("lstlm.vectors.table._CACHED_BYTES", cached)
-    scores, ids = nearest(matrix, query, 10)
+    scores, ids = nearest(matrix, query, 10, cached)
     exact = matrix.astype(np.float64) @ query.astype(np.float64)
     exact /= np.linalg.norm(query) * np.linalg.norm(matrix, axis=1)
     order = np.argsort(-exact)[:10]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
+from lstlm.protocol.saved import insist
 
 if TYPE_CHECKING:
     from lstlm.spherical.shrink import Shrink
@@ -52,7 +53,9 @@ class Stabiliser(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.total, self.tally.countdown = (int(counter) for counter in state[:2])
-        self.tally.sigma_low, self.tally.sigma_high = state[2:].tolist()
+        low, high = self.tally.sigma_low, self.tally.sigma_high = state[2:].tolist()
+        insist(self.total >= 0 and 0 <= self.tally.countdown <= self.every, "counters of the stabiliser")
+        insist(0 < low <= high < math.inf, f"singular values between {low:g} and {high:g}")
 
     def after_update(self, state: FactoredState, shrink: Shrink) -> None:
         """Called after each update with the bounds on what it did to U."""

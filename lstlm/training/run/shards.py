@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lstlm.distributed import Ranks
 from lstlm.distributed.shards import STATES, reshard, settle, split_state
 from lstlm.errors import CheckpointError, LstlmError
+from lstlm.protocol.saved import check_like
 from lstlm.training.run.checkpoint import (
     Checkpoint,
     begin_folder,
@@ -70,8 +71,12 @@ def network_state(checkpoint: Checkpoint, like: Mapping[str, Tensor], rank: int 
 
 def load_network(network: nn.Module, checkpoint: Checkpoint, rank: int = 0, world: int = 1) -> None:
     """Give a network the weights of a checkpoint, or say that they do not fit it."""
+    own = network.state_dict()
+    state = network_state(checkpoint, own, rank, world)
+    for key in own.keys() & state.keys():
+        check_like(f"{checkpoint.folder}: {key}", state[key], own[key])
     try:
-        network.load_state_dict(network_state(checkpoint, network.state_dict(), rank, world))
+        network.load_state_dict(state)
     except RuntimeError as error:  # torch's word for missing, unexpected or misshapen tensors
         first = str(error).splitlines()[-1].strip()
         raise CheckpointError(f"{checkpoint.folder}: written by another version, does not fit: {first}") from None
