@@ -82,7 +82,6 @@ class SquareHere(Square):
         grad_H.addcmul_(self.HQ, self.dq[self.part, None], value=2)
         if self.ds is not None:
             grad_H.addr_(self.ds[self.part], self.state.w_bar)
-        self.grad_H_here = grad_H
         return grad_H
 
     def sums(self, eta: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,12 +102,6 @@ class SquareHere(Square):
         """Make h that of all examples. Collective; sends O(md)."""
         if len(self.h) < self.targets.m:
             self.h = self.state.ranks.gather(self.h, self.state.ranks.parts(self.targets.m))
-
-    def grad_norm(self) -> float:
-        """Return ‖∇W‖_F. Collective; sends O(md)."""
-        parts = self.state.ranks.parts(self.targets.m)
-        H, grad_H, HQ = (self.state.ranks.gather(rows, parts) for rows in (self.H, self.grad_H_here, self.HQ))
-        return self.norm_of_gradient(torch.addcmul(grad_H, HQ, self.dq[:, None], value=-1).T, H.T)
 
 
 class Routes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-SCAN_ROWS = 2048  # rows of W that are scored at a time: the scores of 1000 examples stay near the cache
+SCAN_ROWS = 512  # rows of W that are scored at a time: the scores of 1000 examples stay in the cache
 
 Block = tuple[Tensor, Callable[[], Tensor]]
 Scan = Callable[[], Iterable[Block]]
@@ -69,9 +69,9 @@ def _own_scores(scan: Scan, columns: Tensor) -> Tensor:
     """Return the scores (m,K) of the targets columns (m,K), in float64; 0 for a target that the scan does not meet."""
     own = torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
     for ids, compute in scan():
-        here = torch.isin(columns, ids)
-        if bool(here.any()):
-            example, _ = here.nonzero(as_tuple=True)
-            at = (columns[here][:, None] == ids).int().argmax(1)
-            own[here] = compute()[example, at].to(own.dtype)
+        ordered, order = ids.sort()
+        place = torch.searchsorted(ordered, columns).clamp_(max=len(ids) - 1)
+        here = (ordered[place] == columns).nonzero(as_tuple=True)
+        if len(here[0]):
+            own[here] = compute()[here[0], order[place[here]]].to(own.dtype)
     return own

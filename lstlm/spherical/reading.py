@@ -93,11 +93,12 @@ class SphericalReader(OutputLayer):
         """Return a scan over the rows kept here, block by block."""
         none = torch.zeros(len(h), dtype=torch.int64, device=h.device)
         step = self._begin(h, Targets(none, none.double(), len(h), impl=self.impl))
-        H, q, s = with_bias(h.detach(), self.state.d), step.q.to(h.dtype), step.s.to(h.dtype)
+        q, s = step.q.to(h.dtype), step.s.to(h.dtype)
+        outputs = self.state.outputs_of(with_bias(h.detach(), self.state.d))
         (kept, every), stored = self._kept, len(self.state.like)
 
         def scores(rows: slice) -> Tensor:
-            return self._score(q, s, H @ self.state.weight_rows(rows).T, rows)
+            return self._score(q, s, outputs(rows), rows)
 
         everything = torch.arange(stored, device=h.device) * every + kept
         return lambda: ((everything[rows], partial(scores, rows)) for rows in parts(stored))

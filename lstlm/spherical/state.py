@@ -138,6 +138,16 @@ class FactoredState(Table):
         W = self.read(ids) @ self.U
         return W.add_(self.omega) if self.p is None else W.addr_(self.p_of(self.p, ids), self.omega)
 
+    def outputs_of(self, H: Tensor) -> Callable[[slice], Tensor]:
+        """Return how to compute the outputs (m,n) of H (m,d) at rows: (HUᵀ)·v + p Hω, so that U meets m examples."""
+        HU, H_omega = H @ self.U.T, H @ self.omega
+
+        def outputs(rows: slice) -> Tensor:
+            o = gemm(HU, self.read(rows).T, impl=self.impl)
+            return o.add_(H_omega[:, None]) if self.p is None else o.addr_(H_omega, self.p_of(self.p, rows))
+
+        return outputs
+
     def p_of(self, p: Tensor, ids: Tensor | slice) -> Tensor:
         """Return the entries of p (D,) that belong to rows: outputs by id, or a slice of the rows kept here."""
         return p[ids]

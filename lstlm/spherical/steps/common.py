@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lstlm.errors import NumericsError
-from lstlm.kernels import reference
 from lstlm.kernels.targets import Targets
 from lstlm.spherical.shrink import Shrink
 
@@ -71,12 +69,6 @@ class Step:
     def do(self) -> Tensor:
         """∂ℓ/∂o (n,)."""
         return self.partials[3 * self.targets.m :]
-
-    def norm_of_gradient(self, XT: Tensor, HT: Tensor) -> float:
-        """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1, given Xᵀ, Hᵀ (d,m), X = ∇H − dq ∘ HQ. O(m²d)."""
-        Yp = self.targets.total(self.do if self.p is None else self.do * self.p)
-        half = reference.half_gram(XT, HT, self.partials, self.targets, Yp, self.state.p_norm2)
-        return math.sqrt(max(0.0, 2 * float((half * (HT.T @ HT)).sum())))
 
     def check_state(self, table: Tensor) -> None:
         """Raise if the weights that `read` saw are not those of the state any more."""

@@ -8,11 +8,12 @@ of O. `Blocked` walks W in chunks that stay in the cache: O and H-gradient produ
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from lstlm.kernels.ops import sum_bags
+from lstlm.kernels.ops import gemm, sum_bags
 from lstlm.kernels.targets import Targets
 from lstlm.spherical.shrink import Shrink
 from lstlm.spherical.steps.common import Step, with_bias
@@ -50,8 +51,8 @@ class DenseState(nn.Module):
         """Start a minibatch h (m,hidden) with its targets."""
         return (Blocked if self.blocked else Dense)(self, h, targets)
 
-    def weight_rows(self, ids: Tensor | slice) -> Tensor:
-        return self.W[ids]
+    def outputs_of(self, H: Tensor) -> Callable[[slice], Tensor]:
+        return lambda rows: gemm(H, self.W[rows].T)
 
     def p_of(self, p: Tensor, ids: Tensor | slice) -> Tensor:
         return p[ids]

@@ -6,10 +6,12 @@ written, and the element-wise work between them is done, without turning anythin
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from lstlm.kernels import step_ops
+from lstlm.kernels import reference, step_ops
 from lstlm.spherical.shrink import Shrink, invert_shrink
 from lstlm.spherical.steps.common import Step
 
@@ -54,4 +56,8 @@ class LowRank(Step):
         return shrink._replace(allowed=allowed)
 
     def grad_norm(self) -> float:
-        return self.norm_of_gradient(self.products[self.state.at.X], self.HT)
+        """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1.  O(m²d)."""
+        targets, HT = self.targets, self.HT
+        XT, Yp = self.products[self.state.at.X], targets.total(self.do if self.p is None else self.do * self.p)
+        half = reference.half_gram(XT, HT, self.partials, targets, Yp, self.state.p_norm2)
+        return math.sqrt(max(0.0, 2 * float((half * (HT.T @ HT)).sum())))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,5 +49,10 @@ class Square(Step):
         return square_ops.square_sums(*given, impl=self.state.impl)
 
     def grad_norm(self) -> float:
-        X = self.grad_H().addcmul_(self.products[:, self.state.at.Q], self.dq[:, None], value=-1)
-        return self.norm_of_gradient(X.T, self.H.T)
+        """Return ‖∇W‖_F, ∇W = WK + F + p cᵀ at η = 1, from ‖WK‖² = tr KQK and its like. O(md² + d³)."""
+        state, d = self.state, self.state.d
+        _, sums, _ = self.sums(1.0)
+        K, A, FTF, (Fp, c) = (part.double() for part in torch.split(sums, [d, d, d, 2]))
+        apart = ((state.Q.double() @ K) * K).sum() + FTF.trace() + state.p_norm2 * (c @ c)
+        together = (K * A).sum() + (K @ state.w_bar.double()) @ c + Fp @ c
+        return math.sqrt(max(0.0, float(apart + 2 * together)))
