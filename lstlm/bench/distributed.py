@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
+from lstlm.bench.layer_steps import MOST_HALVINGS
 from lstlm.bench.methods import expand
 from lstlm.bench.model import Plan as ModelPlan
 from lstlm.bench.model import configuration, synthetic_corpus
-from lstlm.bench.output import MOST_HALVINGS
 from lstlm.bench.processes import in_ranks
 from lstlm.bench.records import Column, Record, table
 from lstlm.bench.timing import median_ms, spread

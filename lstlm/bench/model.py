@@ -16,10 +16,10 @@ import torch
 
 from lstlm.bench.check import verify
 from lstlm.bench.methods import Method, by_blocks, learning_rate
-from lstlm.bench.output import Outcome, groups
+from lstlm.bench.output import Outcome, in_groups
 from lstlm.bench.output import Plan as OutputPlan
 from lstlm.bench.records import Column, Record, mean_ms, table
-from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, median_ms
+from lstlm.bench.timing import Effort, GemmFloor, Timed, in_turn, median_ms
 from lstlm.bench.workload import Workload, zipf_counts
 from lstlm.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from lstlm.data import Corpus, Split, Vocabulary
@@ -149,17 +149,11 @@ def hidden_floor_ms(plan: Plan) -> float:
 
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
     """Verify every output layer, then time whole steps in groups that fit into memory."""
-    outcome = Outcome()
     errors = {method: verify(method, plan.hidden + 1, plan.m) for method in plan.methods}
-    say(f"{len(errors)} output layers verified against plain autograd; largest error {max(errors.values()):.1e}")
     corpus = synthetic_corpus(plan.vocab)
     # The embedding table is another matrix of the same size as W.
     sizes = OutputPlan(plan.methods, (plan.vocab,), 2 * plan.hidden + 1, plan.m, effort=plan.effort)
-    left = TimeLeft(say, sum(sizes.work(method, plan.vocab) for method in plan.methods))
-    for group in groups(sizes, plan.vocab, outcome, say):
-        for method, record in _time_group(plan, group, corpus):
-            outcome.records.append({**record, "verified_error": errors[method]})
-        left.done(sum(sizes.work(method, plan.vocab) for method in group), f"{len(group)} models")
+    outcome = in_groups(sizes, errors, lambda group, *_: _time_group(plan, group, corpus), say)
     outcome.records = with_paper(outcome.records)
     return outcome
 

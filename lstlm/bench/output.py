@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from lstlm.bench.check import verify
+from lstlm.bench.layer_steps import LayerSteps
 from lstlm.bench.methods import Method, Runner, learning_rate, make_layer, make_runner
 from lstlm.bench.records import Column, Record, mean_ms, table
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, available_memory, in_turn
 from lstlm.bench.workload import Workload
-from lstlm.data.ngrams import USUAL
-from lstlm.errors import NumericsError
 
 SIZES = (1000, 3000, 10_000, 30_000, 100_000, 300_000, 793_471)
 QUICK_SIZES = (1000, 3000, 10_000, 30_000)
-MOST_HALVINGS = 30
-_FEWEST_BETWEEN_RESTARTS = 20
 _SHARE_OF_ONE = 0.8  # of the free memory that one method may take
 _SHARE_OF_GROUP = 0.5  # of it that the methods which take turns may take together
 
@@ -63,94 +59,24 @@ class Outcome:
     skipped: list[Record] = field(default_factory=list)
 
 
-class LayerSteps:
-    """Timed steps of a layer on a stream of minibatches. Drawing a minibatch is not timed.
-
-    As in training, minibatches are drawn some at a time, and the layer hears their targets; what it makes of them is
-    timed with the first.
-
-    Where the layer refuses an update because the learning rate is too large, the rate is halved and the step is
-    repeated, as one would do in training; the refused step is not counted. Without a stabiliser the factors do leave
-    the range of their type in time: then the layer is made anew, off the clock, and `restarts` tells how often.
-    Any other numerical failure is kept, and no step is taken after it, so that other methods are measured all the same.
-    """
-
-    def __init__(
-        self, make: Callable[[], Runner], work: Workload, *, restart: bool, now: Callable[[], float] = perf_counter
-    ) -> None:
-        self.runner, self._make, self._work, self._may_restart = make(), make, work, restart
-        self._now = now
-        self.halvings = self.restarts = self.taken = 0
-        self.failure: NumericsError | None = None
-        self._since_start = 0
-        self._drawn: list[tuple[Tensor, Tensor]] = []  # the next minibatches, last one first
-
-    def __call__(self) -> tuple[float, float]:
-        if self.failure is None:
-            try:
-                result = self.step()
-                self.taken += 1
-                return result
-            except NumericsError as error:
-                self.failure = error
-        return 0.0, 0.0
-
-    def step(self) -> tuple[float, float]:
-        """Take one step; raise what cannot be mended."""
-        expecting = 0.0
-        if not self._drawn:
-            self._drawn = [next(self._work) for _ in range(USUAL.ahead)][::-1]
-            expecting = self._expect()
-        h, ids = self._drawn.pop()
-        while True:
-            try:
-                spent, stabilise = self._timed(h.clone(), ids)
-                self._since_start += 1
-                return spent + expecting, stabilise + expecting
-            except NumericsError:
-                if self._may_restart and self._since_start >= _FEWEST_BETWEEN_RESTARTS:
-                    self._restart()
-                    continue
-                self.halvings += 1
-                if self.halvings > MOST_HALVINGS:
-                    raise
-                self.runner.lr /= 2
-
-    def _expect(self) -> float:
-        """Tell the layer the targets that come; return the milliseconds."""
-        targets = torch.cat([ids for _, ids in self._drawn])
-        began = self._now()
-        self.runner.layer.expect(targets)
-        return 1e3 * (self._now() - began)
-
-    def _restart(self) -> None:
-        lr = self.runner.lr
-        del self.runner.layer  # free it before the new one takes its memory
-        self.runner = self._make()
-        self.runner.lr = lr
-        self.restarts += 1
-        self._since_start = 0
-
-    def _timed(self, h: Tensor, ids: Tensor) -> tuple[float, float]:
-        began = self._now()
-        self.runner.step(h, ids)
-        spent = 1e3 * (self._now() - began)
-        if not math.isfinite(self.runner.last_loss):
-            raise NumericsError(f"the loss became {self.runner.last_loss}")
-        # the layer has the wall's clock, whatever ours is
-        return spent, min(spent, self.runner.layer.last_stabilise_ms)
-
-
 def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
     """Verify every method, then time them size by size."""
-    outcome = Outcome()
     errors = {method: verify(method, plan.d, plan.m, plan.targets) for method in plan.methods}
+    return in_groups(plan, errors, partial(_time_group, plan, say), say)
+
+
+Time = Callable[[Sequence[Method], int, "Outcome"], list[tuple[Method, Record]]]
+"""Times some methods in turn at a size, and notes in the outcome what it left out."""
+
+
+def in_groups(plan: Plan, errors: Mapping[Method, float], time: Time, say: Callable[[str], None]) -> Outcome:
+    """Time methods that were verified, with these errors, size by size, in groups that fit into memory together."""
+    outcome = Outcome()
     say(f"{len(errors)} methods verified against plain autograd; largest error {max(errors.values()):.1e}")
-    total = sum(plan.work(method, vocab) for vocab in plan.vocab_sizes for method in plan.at(vocab))
-    left = TimeLeft(say, total)
+    left = TimeLeft(say, sum(plan.work(method, vocab) for vocab in plan.vocab_sizes for method in plan.at(vocab)))
     for vocab in plan.vocab_sizes:
         for group in groups(plan, vocab, outcome, say):
-            records = _time_group(plan, group, vocab, outcome, say)
+            records = time(group, vocab, outcome)
             outcome.records += [{**record, "verified_error": errors[method]} for method, record in records]
             work = sum(plan.work(method, vocab) for method in group)
             left.done(work, f"D = {vocab:,}: {len(group)} methods")
@@ -187,7 +113,7 @@ def skip(outcome: Outcome, say: Callable[[str], None], method: Method, vocab: in
 
 
 def _time_group(
-    plan: Plan, group: Sequence[Method], vocab: int, outcome: Outcome, say: Callable[[str], None]
+    plan: Plan, say: Callable[[str], None], group: Sequence[Method], vocab: int, outcome: Outcome
 ) -> list[tuple[Method, Record]]:
     """Time some methods in turn and return their records."""
     floor = GemmFloor(plan.m, plan.d, plan.dtype, now=plan.effort.now)

@@ -58,6 +58,7 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
     Word benchmark, which the path of its .tar.gz names too). It has one sentence a line, unless --tokenise simple cuts
     it. The folder appears under its name only when it is whole.
     """
+    from lstlm.data.inputs import MAX_BYTES
     from lstlm.data.prepare import check_target, prepare
     from lstlm.data.sources import open_source
     from lstlm.errors import ConfigError
@@ -70,7 +71,6 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
             "no text: name files or folders of text, or demo, e.g. lstlm prepare mine.txt --out data/mine"
         )
     options = _options(given)
-    cap = {} if given["max_bytes"] is None else {"max_bytes": given["max_bytes"]}
     check_target(out, given["force"])  # now, before a download of hours
     source = open_source(
         names,
@@ -78,7 +78,7 @@ def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], 
         archive=given["archive"],
         download=given["download"],
         data_folder=given["data_folder"],
-        **cap,
+        max_bytes=given["max_bytes"] or MAX_BYTES,
     )
     if options.min_count is None:
         options = replace(options, min_count={"1b": 3, "demo": 5}.get(source.name, 1))

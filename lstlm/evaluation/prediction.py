@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lstlm.data import Vocabulary
 from lstlm.data.tokenise import TextOptions
+from lstlm.data.vocabulary import BOS, EOS
 from lstlm.errors import ConfigError
 from lstlm.nn.network import Network
 
@@ -33,33 +34,18 @@ class Predictor:
         """
         sentences = list(self._text.sentences(text)) or [[]]
         words = next((words for words in sentences if self._kind == "window" and GAP in words), sentences[-1])
-        known = self._vocabulary
+        half, places = self._context // 2, (1, 0)  # of the context before and after the word that is asked for
+        before, after = words[-1:], words[:0]
         if self._kind == "previous":
-            before, after = words[-self._context :], []
+            before, places = words[-self._context :], (self._context, 0)
         elif self._kind == "window":
-            half = self._context // 2
             gap = words.index(GAP) if GAP in words else len(words)
-            before, after = words[max(0, gap - half) : gap], words[gap + 1 : gap + 1 + half]
-        else:
-            before, after = words[-1:], []
-        if not words or (self._kind not in ("previous", "window") and not before):
+            before, after, places = words[max(0, gap - half) : gap], words[gap + 1 : gap + 1 + half], (half, half)
+        if not words:
             raise ConfigError("an empty context; give at least one word")
-        missing: list[str] = []
-        left, right = self._encode(before, missing), self._encode(after, missing)
-        if self._kind == "previous":
-            return [known.bos_id] * (self._context - len(left)) + left, missing
-        if self._kind == "window":
-            half = self._context // 2
-            return [known.bos_id] * (half - len(left)) + left + right + [known.eos_id] * (half - len(right)), missing
-        return left, missing
-
-    def _encode(self, words: list[str], missing: list[str]) -> list[int]:
-        ids = []
-        for word in words:
-            if word not in self._vocabulary.index:
-                missing.append(word)
-            ids.append(self._vocabulary.index.get(word, self._vocabulary.unk_id))
-        return ids
+        known = self._vocabulary
+        padded = [BOS] * (places[0] - len(before)) + before + after + [EOS] * (places[1] - len(after))
+        return known.encode(padded).tolist(), [word for word in (*before, *after) if word not in known.index]
 
     @torch.no_grad()
     def predict(self, context: list[int], count: int) -> dict[str, Any]:

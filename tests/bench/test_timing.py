@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lstlm.bench import output, timing
+from lstlm.bench.layer_steps import LayerSteps
 from lstlm.bench.methods import Method, Runner
 from lstlm.bench.timing import Effort, GemmFloor, Timed, TimeLeft, in_turn, spread
 from lstlm.bench.workload import Workload
@@ -93,13 +94,13 @@ class Failing(Runner):
 
 
 def test_a_refused_rate_is_halved() -> None:
-    steps = output.LayerSteps(lambda: Failing(refusals=2), Workload(4, 50, 3), restart=False)
+    steps = LayerSteps(lambda: Failing(refusals=2), Workload(4, 50, 3), restart=False)
     steps()
     assert steps.runner.lr == 2.0 and steps.halvings == 2
 
 
 def test_without_a_stabiliser_the_layer_is_made_anew_when_it_fails() -> None:
-    steps = output.LayerSteps(lambda: Failing(finite=25), Workload(4, 50, 3), restart=True)
+    steps = LayerSteps(lambda: Failing(finite=25), Workload(4, 50, 3), restart=True)
     for _ in range(60):
         steps()
     assert steps.restarts == 2 and steps.halvings == 0
