@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lstlm.bench.colours import BLACK, BLUE, COLOURS, CYCLE, DASHES, GREY, ORANGE
-from lstlm.bench.labels import place
+from lstlm.bench.labels import caption, place
 from lstlm.bench.learning_figure import draw_learning
 from lstlm.bench.records import Document, Record, mean_ms
 from lstlm.errors import ConfigError
@@ -135,7 +135,7 @@ def _timing(figure: Any, records: list[Record]) -> None:
     place(left, dear, colours)
     biggest = max(x for x, _ in ends.values())
     place(right, ends | {"GEMM floor": (biggest, floor)}, colours | {"GEMM floor": GREY})
-    figure.suptitle(_setting(records), x=0.01, ha="left", fontsize=9, color="#444444")
+    caption(figure, _setting(records))
 
 
 def _speedup(figure: Any, records: list[Record]) -> None:
@@ -168,7 +168,7 @@ def _speedup(figure: Any, records: list[Record]) -> None:
     _plain_numbers(axes)
     axes.axhline(1, color=GREY, linewidth=0.8)
     place(axes, ends, colours)
-    figure.suptitle(_setting(records), x=0.01, ha="left", fontsize=9, color="#444444")
+    caption(figure, _setting(records))
 
 
 def _plain_numbers(axes: Any, *, y: bool = True) -> None:
@@ -220,7 +220,7 @@ def _model(figure: Any, records: list[Record]) -> None:
         text += "; ◇ is the paper, on its CPU"
     if not several:
         text = f"D = {first['D']:,}, {text}"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
+    caption(figure, text)
 
 
 def _data(figure: Any, records: list[Record]) -> None:
@@ -270,4 +270,4 @@ def _distributed(figure: Any, records: list[Record]) -> None:
     first = records[0]
     threads = f"{first['threads']} thread{'s' if first['threads'] != 1 else ''} a rank"
     text = f"d = {first['d']}, {first['dtype']}, {threads}; median step, all ranks on one machine"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")
+    caption(figure, text)

@@ -1,4 +1,4 @@
-"""Names at the ends of lines instead of a legend, moved apart where they would overlap."""
+"""What is written into pictures: a caption, and names at the ends of lines instead of a legend, moved apart."""
 
 from __future__ import annotations
 
@@ -68,3 +68,8 @@ def place(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[s
             },
             annotation_clip=False,
         )
+
+
+def caption(figure: Any, text: str) -> None:
+    """Write above everything what the picture is of."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, color="#444444")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lstlm.bench.colours import CYCLE
-from lstlm.bench.labels import place
+from lstlm.bench.labels import caption, place
 from lstlm.bench.reach import mean_curve, seed_curves
 from lstlm.bench.records import Record
 from lstlm.errors import ConfigError
@@ -55,8 +55,8 @@ def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, 
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     left_out = [title.partition(",")[0] for key, title in scored if (key, title) not in panels]
-    caption = textwrap.fill(_caption(records, left_out, environment or {}), 66 * min(2, len(panels)))
-    figure.suptitle(caption, x=0.01, ha="left", fontsize=9, color="#444444")
+    text = textwrap.fill(_caption(records, left_out, environment or {}), 66 * min(2, len(panels)))
+    caption(figure, text)
 
 
 def _labels(records: Sequence[Record]) -> list[str]:

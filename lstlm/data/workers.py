@@ -106,10 +106,6 @@ class WorkerPool:
             "if memory ran out, use fewer --workers"
         )
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid or 0 for process in self._processes]
-
     def close(self) -> None:
         """End the workers, whatever they are doing."""
         for connection in self._connections:

@@ -18,7 +18,7 @@ def near_spellings(word: str, index: Mapping[str, int], limit: int = 3) -> list[
         if candidate in index and candidate != word:
             found[candidate] = None
     plain = word.lower()
-    once = set(_slips(plain))
+    once = set(_slips(plain)) if len(plain) > 1 else set()  # every letter is a slip away from every other
     near = sorted((c for c in _with_case(once) if c in index and c != word), key=index.__getitem__)
     found.update(dict.fromkeys(near))
     if len(found) < limit and len(plain) <= _MAX_TWO_SLIPS and not near:

@@ -150,7 +150,6 @@ def test_settings_follow_the_size_of_the_text() -> None:
     lengths = [vector_config(words, 10**5).model.embedding for words in (10**5, 10**6, 5 * 10**6)]
     assert lengths == [100, 200, 300]
     assert vector_config(10**4, 30).model.embedding == 15
-    assert vector_config(10**7, 10**5, ["model.embedding=7"]).model.embedding == 7
 
 
 def test_from_python_it_is_two_calls(text: Path, tmp_path: Path) -> None:

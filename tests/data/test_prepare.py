@@ -285,7 +285,7 @@ def test_a_killed_worker_is_an_error_not_a_hang(tmp_path: Path) -> None:
     def endless() -> Any:
         for number in range(1_000_000):
             if number == 4:
-                os.kill(pool.pids[1], signal.SIGKILL)
+                os.kill(pool._processes[1].pid or 0, signal.SIGKILL)
             yield Block(number, "train", 0.0, b"a b c\n" * 100)
 
     try:
