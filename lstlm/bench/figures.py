@@ -129,7 +129,7 @@ def _timing(figure: Any, records: list[Record]) -> None:
     largest = max(y for _, y in ends.values())
     dear = {name: end for name, end in ends.items() if end[1] > 0.05 * largest}
     if cheap := [name for name in ends if name not in dear]:
-        text = "the others, near 0" if len(cheap) > 2 else ", ".join(cheap)
+        text = "the others, near 0" if len(cheap) > 2 else " and ".join(cheap)
         dear[text] = max((ends[name] for name in cheap), key=lambda end: end[1])
         colours[text] = GREY if len(cheap) > 2 else colours[cheap[0]]
     place(left, dear, colours)

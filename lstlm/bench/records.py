@@ -122,7 +122,11 @@ Column = tuple[str, str | Callable[[Record], Any]]  # a title, and the key of a 
 
 
 def table(records: Sequence[Record], columns: Sequence[Column]) -> str:
-    """Return a Markdown table, padded so that it reads well unrendered too; numbers to the right."""
+    """Return a Markdown table, padded so that it reads well unrendered too; numbers to the right.
+
+    Columns that say nothing of any record are left out.
+    """
+    columns = [c for c in columns if not records or any(value_of(record, c) is not None for record in records)]
     rows = [[cell(value_of(record, column)) for column in columns] for record in records]
     titles = [title for title, _ in columns]
     widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(columns))]
