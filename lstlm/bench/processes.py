@@ -25,8 +25,9 @@ Work = Callable[[Ranks], Any]
 
 
 def in_ranks(world: int, work: Work) -> Any:
-    """Let `world` processes do `work` as the ranks of a group; return the first one's result. However this ends, none
-    of them is left running.
+    """Let `world` processes do `work` as the ranks of a group; return the first one's result.
+
+    However this ends, none of them is left running.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
