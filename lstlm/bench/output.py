@@ -65,11 +65,11 @@ def run(plan: Plan, say: Callable[[str], None]) -> Outcome:
     return in_groups(plan, errors, partial(_time_group, plan, say), say)
 
 
-Time = Callable[[Sequence[Method], int, "Outcome"], list[tuple[Method, Record]]]
+TimeGroup = Callable[[Sequence[Method], int, "Outcome"], list[tuple[Method, Record]]]
 """Times some methods in turn at a size, and notes in the outcome what it left out."""
 
 
-def in_groups(plan: Plan, errors: Mapping[Method, float], time: Time, say: Callable[[str], None]) -> Outcome:
+def in_groups(plan: Plan, errors: Mapping[Method, float], time: TimeGroup, say: Callable[[str], None]) -> Outcome:
     """Time methods that were verified, with these errors, size by size, in groups that fit into memory together."""
     outcome = Outcome()
     say(f"{len(errors)} methods verified against plain autograd; largest error {max(errors.values()):.1e}")
