@@ -72,10 +72,10 @@ def network_state(checkpoint: Checkpoint, like: Mapping[str, Tensor], rank: int 
 def load_network(network: nn.Module, checkpoint: Checkpoint, rank: int = 0, world: int = 1) -> None:
     """Give a network the weights of a checkpoint, or say that they do not fit it."""
     own = network.state_dict()
-    state = network_state(checkpoint, own, rank, world)
-    for key in own.keys() & state.keys():
-        check_like(f"{checkpoint.folder}: {key}", state[key], own[key])
     try:
+        state = network_state(checkpoint, own, rank, world)
+        for key in own.keys() & state.keys():
+            check_like(f"{checkpoint.folder}: {key}", state[key], own[key])
         network.load_state_dict(state)
     except RuntimeError as error:  # torch's word for missing, unexpected or misshapen tensors
         first = str(error).splitlines()[-1].strip()
