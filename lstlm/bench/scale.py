@@ -139,7 +139,7 @@ def _train(plan: Plan, config: str, corpus: Path, folder: Path, say: Callable[[s
     shutil.rmtree(folder, ignore_errors=True)
     say(f"training {config} for {plan.minutes:g} minutes on {plan.threads} thread(s)")
     log = folder / "metrics.jsonl"
-    budget = {"max_minutes": plan.minutes, "max_steps": "null", "max_epochs": "null", "keep_checkpoints": 1}
+    budget = {"max_minutes": plan.minutes, "max_epochs": "null", "keep_checkpoints": 1}
     command = _command(plan, config, corpus, folder, budget)
     trained = watch(command, lambda: _steps_logged(log) > 0)
     entries = _entries(log)
@@ -166,7 +166,12 @@ def _train(plan: Plan, config: str, corpus: Path, folder: Path, say: Callable[[s
 
 
 def _command(plan: Plan, config: str, corpus: Path, folder: Path, settings: dict[str, Any]) -> list[str]:
-    given = [f"data.dir={corpus}", *plan.overrides, *(f"train.{key}={value}" for key, value in settings.items())]
+    given = [
+        f"data.dir={corpus}",
+        "train.max_steps=null",
+        *plan.overrides,
+    ]  # minutes end it, or steps if they are given
+    given += [f"train.{key}={value}" for key, value in settings.items()]
     sets = [part for setting in given for part in ("--set", setting)]
     return ["train", "--config", config, "--run", str(folder), "--threads", str(plan.threads), *sets]
 

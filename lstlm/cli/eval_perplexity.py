@@ -127,7 +127,7 @@ def _split(run: "Run", options: dict[str, Any], spelled: list[list[str]]) -> "Sp
     folder = options["data"] or find_corpus(run.config.data.dir, run.folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: the prepared corpus of this run is not there; name it with --data, or use --text")
-    corpus = Corpus.open(folder, verify=False)
+    corpus = Corpus.open(folder)
     if corpus.vocabulary != run.vocabulary:
         raise DataError(f"{folder}: another vocabulary than the run was trained with; its ids mean other words")
     found = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[options["split"]]

@@ -16,8 +16,8 @@ from lstlm.cli import cli
 from lstlm.errors import LstlmError
 from tests.warm import run_lstlm
 
-SMALL = ["--words", "20000", "--types", "300", "--minutes", "0.02", "--threads", "1"]
-SETTINGS = {"log_every": 5, "eval_every": 50, "eval_examples": 100, "checkpoint_every": 20}
+SMALL = ["--words", "20000", "--types", "300", "--minutes", "600", "--threads", "1"]
+SETTINGS = {"max_steps": 60, "log_every": 5, "eval_every": 50, "eval_examples": 100, "checkpoint_every": 20}
 SETS = [part for key, value in SETTINGS.items() for part in ("--set", f"train.{key}={value}")]
 
 
@@ -31,7 +31,7 @@ def test_it_records_what_was_asked_and_leaves_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     prepared, trained = json.loads(result.stdout)["records"]
     assert (prepared["what"], prepared["words"], prepared["D"]) == ("prepare", 21_000, 300)
-    assert trained["label"] == "tiny" and trained["steps"] > 20 and trained["epoch_words"] == 20_000 + 800
+    assert trained["label"] == "tiny" and trained["steps"] == 60 and trained["epoch_words"] == 20_000 + 800
     assert trained["epoch_hours"] == pytest.approx(trained["epoch_words"] / trained["words_per_s"] / 3600, rel=1e-4)
     for name in (
         "words_per_s_first",

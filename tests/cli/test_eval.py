@@ -1,6 +1,7 @@
 """`lstlm eval`: the documents that are read from outside, the tables, and the refusals."""
 
 import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def test_perplexity_of_a_text_equals_that_of_the_same_split(lstlm: Call, run_sph
     assert of_text.pop("split") == str(path)
     assert of_split.pop("split") == "valid"
     assert of_text == of_split
+
+
+def test_perplexity_of_a_damaged_corpus_is_refused(lstlm: Call, run_spherical: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(load_run(run_spherical).config.data.dir, tmp_path / "corpus"))
+    assert lstlm("eval", "perplexity", run_spherical, "--data", copied).code == 0
+    ids = bytearray((copied / "valid.ids").read_bytes())
+    ids[40] ^= 1  # another word
+    (copied / "valid.ids").write_bytes(ids)
+    done = lstlm("eval", "perplexity", run_spherical, "--data", copied)
+    assert done.code == 3 and "valid.ids: damaged: its SHA-256 is not the manifest's" in done.err
 
 
 def test_perplexity_without_probabilities_is_refused_with_the_reason(lstlm: Call, run_z: Path) -> None:

@@ -124,7 +124,10 @@ def test_sealed_nonsense_is_refused_or_harmless(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("step", -1), ("step", 11), ("step", 10.0), ("words", "many"), ("elapsed", float("nan")), ("lr_factor", None)],
+    [
+        *[("step", -1), ("step", 11), ("step", 10.0), ("words", "many"), ("elapsed", float("nan")), ("elapsed", -1.0)],
+        *[("aside", -1), ("lr_factor", None), ("lr_factor", -1), ("lr_factor", 0.0), ("lr_factor", 2**63)],
+    ],
 )
 def test_counters_that_make_no_sense_are_refused(lstlm: Cli, run: Path, name: str, value: object) -> None:
     folder = run / "checkpoints" / STEP

@@ -60,4 +60,6 @@ class Progress:
                 raise ValueError(f"{name} is {value!r}, not a number")
             if field.type not in (int, float) and type(value) not in (int, float, type(None)):
                 raise ValueError(f"{name} is {value!r}, not a number or null")
+        if not 0 < values.get("lr_factor", 1.0) <= 1 or min(values.get(name, 0.0) for name in ("elapsed", "aside")) < 0:
+            raise ValueError("lr_factor is outside (0, 1], or a time below 0")
         return cls(**{name: value for name, value in values.items() if name in known})
