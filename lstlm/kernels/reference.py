@@ -75,14 +75,22 @@ def adagrad_rows(
 
 
 def adagrad_table(
-    table: Tensor, bias: Tensor | None, squares: Tensor, G: Tensor, g: Tensor, lr: float, epsilon: float
+    table: Tensor,
+    bias: Tensor | None,
+    squares: Tensor,
+    G: Tensor,
+    g: Tensor,
+    lr: float,
+    epsilon: float,
+    ids: Tensor | None,
 ) -> None:
+    rows: slice | Tensor = slice(None) if ids is None else ids
     square = torch.linalg.vecdot(G, G) if bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
-    squares += square.div_(G.shape[1] + (bias is not None))
-    step = squares.sqrt().add_(epsilon).reciprocal_().mul_(-lr)
-    table.addcmul_(G, step[:, None])
+    squares[rows] += square.div_(G.shape[1] + (bias is not None))
+    step = squares[rows].sqrt().add_(epsilon).reciprocal_().mul_(-lr)
+    table[rows] += G * step[:, None]
     if bias is not None:
-        bias.addcmul_(g, step)
+        bias[rows] += g * step
 
 
 # ---- bags of rows ----------------------------------------------------------------------------------------------------

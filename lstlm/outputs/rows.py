@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
-from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
+from lstlm.kernels.ops import adagrad_table
 from lstlm.protocol.scan import Block, parts
 
 _DRAWN = 2048  # rows at once; another number would draw other weights from the same seed
@@ -23,7 +23,8 @@ class ScaledRows(nn.Module):
     """W = scale·matrix and b = scale·bias: multiplying all of W by a number is O(1), adding to n rows O(n·hidden).
 
     matrix (D,hidden), bias (D,) or None, scale a number in a 0-d buffer (so that a state_dict holds everything).
-    With `adagrad` also squares (D,): for each row, the sum of the mean squares of its gradients so far.
+    With `adagrad` also squares (D,): for each row, the sum of the mean squares of its gradients so far, and of what
+    it began with: where that is 0, the first step of a row goes `lr` far whatever its gradient, too far for a rare word.
     """
 
     matrix: Tensor
@@ -31,12 +32,12 @@ class ScaledRows(nn.Module):
     scale: Tensor
     squares: Tensor | None
 
-    def __init__(self, matrix: Tensor, bias: bool, adagrad: bool = False) -> None:
+    def __init__(self, matrix: Tensor, bias: bool, adagrad: bool = False, squares: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.register_buffer("bias", matrix.new_zeros(len(matrix)) if bias else None)
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
-        self.register_buffer("squares", matrix.new_zeros(len(matrix)) if adagrad else None)
+        self.register_buffer("squares", matrix.new_full((len(matrix),), squares) if adagrad else None)
 
     def weight(self) -> Tensor:
         """Return W (D,hidden), a copy."""
@@ -83,18 +84,12 @@ class ScaledRows(nn.Module):
     def adagrad_(self, gradient: RowGradient, lr: float) -> None:
         """Take a step of row-wise Adagrad: s += mean(g²), row −= lr·g/√s, g the gradient of a row and its bias."""
         assert self.squares is not None
-        rows, G, g = gradient.rows, gradient.weight, gradient.bias
+        matrix, bias, squares, rows = self.matrix, self.bias, self.squares, gradient.rows
         if isinstance(rows, slice):
-            bias = None if self.bias is None else self.bias[rows]
-            adagrad_table(self.matrix[rows], bias, self.squares[rows], G, g, lr, float(self.scale))
-            return
-        size = G.shape[1] + (self.bias is not None)
-        fresh = torch.linalg.vecdot(G, G) if self.bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
-        self.squares[rows] += fresh.div_(size)
-        step = self.squares[rows].sqrt().add_(ADAGRAD_EPSILON).mul_(float(self.scale)).reciprocal_().mul_(-lr)
-        self.matrix.index_add_(0, rows, G * step[:, None])
-        if self.bias is not None:
-            self.bias.index_add_(0, rows, g * step)
+            matrix, squares, bias, ids = matrix[rows], squares[rows], None if bias is None else bias[rows], None
+        else:
+            ids = rows
+        adagrad_table(matrix, bias, squares, gradient.weight, gradient.bias, lr / float(self.scale), ids)
 
     def scores(self, h: Tensor, rows: slice) -> Tensor:
         """Return h W[rows]ᵀ + b[rows].  h (m,hidden) → (m,n)."""
@@ -159,6 +154,7 @@ class Making:
     device: torch.device | str | None = None
     generator: torch.Generator | None = None
     optimiser: str = "sgd"  # of its rows: sgd, or adagrad, row by row
+    squares: float = 0.0  # what adagrad's sums of squared gradients begin at
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -172,7 +168,8 @@ class Making:
     def rows(self, count: int, hidden: int) -> ScaledRows:
         """Draw a matrix (count,hidden), with a bias of zeros where one is wanted."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return ScaledRows(uniform_rows(count, hidden, self.init_scale, like, self.generator), self.bias, self.adagrad)
+        matrix = uniform_rows(count, hidden, self.init_scale, like, self.generator)
+        return ScaledRows(matrix, self.bias, self.adagrad, self.squares)
 
 
 def uniform_rows(
