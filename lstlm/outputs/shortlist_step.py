@@ -69,7 +69,8 @@ class ShortlistStep(RecordedStep):
         rank, listed, near = layer.rank[ids], layer.shortlist, layer.vocab - layer.tail.vocab
         self.top = SoftmaxProduct(h, layer.head, slice(None), layer.top_of(rank), t, upstream)
         self.mid, self.far = Pairs(rank, t, listed, near), Pairs(rank, t, near, layer.vocab)
-        self.mid_route, self.route = layer._mid_route(len(self.mid)), layer._route(len(self.far))
+        self.mid_route = Route(0) if layer.middle is None else layer._mid_route(len(self.mid))
+        self.route = layer._route(len(self.far))
         self.middle: MiddleStep | None = None
         self.tail_losses: Tensor | None = None
 

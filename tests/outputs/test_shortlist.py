@@ -9,9 +9,9 @@ from lstlm.config import parse_config
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.outputs import ShortlistOutput
 from lstlm.spherical import SphericalSoftmax, ZLoss
-from tests.outputs.test_outputs_battery import COUNTS, HIDDEN, VOCAB, batch, compare_steps, make
+from tests.outputs.test_outputs_battery import CLASSES, COUNTS, HIDDEN, SHORTLIST, VOCAB, batch, compare_steps, make
 
-HEADS = ["shortlist-taylor", "shortlist-spherical"]
+HEADS = SHORTLIST
 
 
 def small(**settings: object) -> ShortlistOutput:

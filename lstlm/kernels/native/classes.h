@@ -19,30 +19,48 @@ struct ClassGradients {
     Real *bias;
 };
 
-FOR_THIS_PROCESSOR static void add_up_columns(const Matrix<Real> &x, Real *sums)
+/* x·y, in as many sums side by side as there are lanes. */
+PART Real dot_in_lanes(const Real *x, const Real *y, int64_t n)
 {
-    for (int64_t j = 0; j < x.columns; j++) sums[j] = 0;
-    for (int64_t i = 0; i < x.rows; i++)
-        for (int64_t j = 0; j < x.columns; j++) sums[j] += x[i][j];
+    int64_t j = 0;
+    Lanes lanes = {};
+    for (; j + LANES <= n; j += LANES) lanes += *(const Lanes *)(x + j) * *(const Lanes *)(y + j);
+    Real sum = 0;
+    for (; j < n; j++) sum += x[j] * y[j];
+    for (int64_t lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return sum;
 }
 
-/* One class: scores, their cross entropy, and what belongs to h, to the rows and to the biases. */
-static void one_class(const Runs &of, int64_t r, const Examples &x, const Matrix<const Real> &W, const Real *bias, Real scale,
-                      const Matrix<Real> &scratch, Real *losses, const ClassGradients &to)
+/* One class: scores, their cross entropy, and what belongs to h, to the rows and to the biases. Most classes have one or two
+ * examples of a minibatch: a row is read from memory once and taken by all of them, where `multiply` would copy it first. */
+FOR_THIS_PROCESSOR static void one_class(const Runs &of, int64_t r, const Examples &x, const Matrix<const Real> &W,
+                                         const Real *bias, Real scale, const Matrix<Real> &scores, Real *losses,
+                                         const ClassGradients &to)
 {
-    const int64_t first = of.runs[r], n = of.runs[r + 1] - first, begin = of.begins[r], out = of.offsets[r],
+    const int64_t first = of.runs[r], last = of.runs[r + 1], begin = of.begins[r], out = of.offsets[r],
                   size = of.offsets[r + 1] - out, d = W.columns;
-    const Matrix<Real> scores = {scratch[first], n, size, scratch.apart};
-    multiply({n, size, d, scale, 0, x.h[first], W[begin], scores.data, x.h.apart, 1, 1, W.apart, scores.apart}, 1);
-    for (int64_t i = first; i < first + n; i++) {
+    for (int64_t j = 0; j < size; j++)
+        for (int64_t i = first; i < last; i++) scores[i][j] = scale * dot_in_lanes(x.h[i], W[begin + j], d);
+    for (int64_t i = first; i < last; i++) {
         const int64_t target = x.rows[i] - begin;
         const Aims aims = {&target, x.t + i, x.upstream + i, 1};
-        const Matrix<Real> row = {scores[i - first], 1, size, scores.apart};
+        const Matrix<Real> row = {scores[i], 1, size, size};
         cross_entropy_of(row, aims, bias ? bias + begin : nullptr, scale, losses + i, 0, 1);
+        for (int64_t l = 0; l < d; l++) to.h[i][l] = 0;
     }
-    multiply({n, d, size, scale, 0, scores.data, W[begin], to.h[first], scores.apart, 1, W.apart, 1, to.h.apart}, 1);
-    multiply({size, d, n, 1, 0, scores.data, x.h[first], to.rows[out], 1, scores.apart, x.h.apart, 1, to.rows.apart}, 1);
-    add_up_columns(scores, to.bias + out);
+    for (int64_t j = 0; j < size; j++) {
+        const Real *row = W[begin + j];
+        Real *sum = to.rows[out + j], bias_sum = 0;
+        for (int64_t l = 0; l < d; l++) sum[l] = 0;
+        for (int64_t i = first; i < last; i++) {
+            const Real g = scores[i][j], scaled = scale * g, *h = x.h[i];
+            Real *dh = to.h[i];
+            bias_sum += g;
+            for (int64_t l = 0; l < d; l++) sum[l] += g * h[l];
+            for (int64_t l = 0; l < d; l++) dh[l] += scaled * row[l];
+        }
+        to.bias[out + j] = bias_sum;
+    }
 }
 
 /* losses (n,) ← −t log softmax(scale · (W h + bias))[row] over the rows of each example's class; dh (n,d), dW (r,d) and db (r,)
