@@ -1,4 +1,4 @@
-"""The softmax within a class: as `ops`, one function with a torch form and a compiled one."""
+"""The softmax within a class: as `ops`, one function each, with a torch form and a compiled one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from lstlm.kernels import class_reference as reference
 from lstlm.kernels.choice import Impl, native_for
-from lstlm.kernels.ops import aligned
+from lstlm.kernels.ops import ADAGRAD_EPSILON, aligned
 
 
 class ClassTable(NamedTuple):
@@ -25,25 +25,32 @@ class ClassTable(NamedTuple):
 class Runs(NamedTuple):
     """The classes that occur among examples sorted by their targets' rows, u of them.
 
-    Class r has the examples runs[r] … runs[r+1] − 1, the rows of the table from begins[r] on, and the rows
-    offsets[r] … offsets[r+1] − 1 of a gradient, which belong to the rows `rows` (r,) of the table.
+    Class r has the examples runs[r] … runs[r+1] − 1, and sizes[r] rows of the table from begins[r] on.
     """
 
     runs: Tensor
     begins: Tensor
-    offsets: Tensor
-    rows: Tensor
-    widest: int
+    sizes: Tensor
+
+    def rows(self) -> Tensor:
+        """Return the rows of the table that belong to these classes, one class after the other."""
+        ends = self.sizes.cumsum(0)
+        shift = (self.begins - ends + self.sizes).repeat_interleave(self.sizes)
+        return shift + torch.arange(len(shift), device=shift.device)
 
 
 class ClassEntropy(NamedTuple):
-    """Losses (n,), their gradient to h (n,d), and that to the rows (r,) of the classes that occur: (r,d) and (r,)."""
+    """Losses (n,), their gradient to h (n,d), and G (n,·), that to the scores of each example's class: Gᵀh is the rows'."""
 
     losses: Tensor
     grad_h: Tensor
-    rows: Tensor
-    grad_rows: Tensor
-    grad_bias: Tensor
+    runs: Runs
+    h: Tensor
+    G: Tensor
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """Return the gradient of `runs.rows()` (r,d) and of their biases (r,)."""
+        return reference.class_gradient(self.runs, self.h, self.G)
 
 
 def runs_of(bounds: Tensor, rows: Tensor) -> Runs:
@@ -52,12 +59,7 @@ def runs_of(bounds: Tensor, rows: Tensor) -> Runs:
         torch.bucketize(rows, bounds, right=True) - 1, return_counts=True
     )
     begins = bounds[found]
-    sizes = bounds[found + 1] - begins
-    offsets = pad(sizes.cumsum(0), (1, 0))
-    listed = (begins - offsets[:-1]).repeat_interleave(sizes)
-    listed += torch.arange(len(listed), device=rows.device)
-    widest = int(sizes.max()) if len(sizes) else 0
-    return Runs(pad(examples.cumsum(0), (1, 0)), begins, offsets, listed, widest)
+    return Runs(pad(examples.cumsum(0), (1, 0)), begins, bounds[found + 1] - begins)
 
 
 def class_entropy(
@@ -68,13 +70,25 @@ def class_entropy(
     h (n,d), t and upstream (n,), rows (n,) in increasing order, so that the examples of a class lie side by side.
     O(n·d·size of a class). The gradients are those of Σ upstream · losses.
     """
-    runs = runs_of(table.bounds, rows)
-    if (code := native_for(impl, h)) is None or not len(rows):
-        return reference.class_entropy(h, table, runs, rows, t, upstream)
-    (n, d), r = h.shape, len(runs.rows)
-    losses, grad_bias = h.new_empty(n), h.new_empty(r)
-    grad_h, grad_rows, scores = aligned(h, n, d), aligned(h, r, d), aligned(h, n, runs.widest)
-    h = h if h.stride(1) == 1 else h.contiguous()
-    given = table.matrix, table.bias, table.scale, runs.runs, runs.begins, runs.offsets, rows, t, upstream
-    code.class_entropy(h, *given, losses, grad_h, grad_rows, grad_bias, scores, get_num_threads())
-    return ClassEntropy(losses, grad_h, runs.rows, grad_rows, grad_bias)
+    runs, h = runs_of(table.bounds, rows), h.contiguous()
+    widest = int(runs.sizes.max()) if len(rows) else 1
+    losses, grad_h, G = h.new_empty(len(h)), torch.empty_like(h), aligned(h, len(h), widest)
+    if (code := native_for(impl, h)) is None:
+        reference.class_entropy(h, table, runs, rows, (t, upstream), (losses, grad_h, G))
+    else:
+        given = h, table.matrix, table.bias, table.scale, *runs, rows, t, upstream
+        code.class_entropy(*given, losses, grad_h, G, get_num_threads())
+    return ClassEntropy(losses, grad_h, runs, h, G)
+
+
+def adagrad_classes(
+    table: ClassTable, squares: Tensor, found: ClassEntropy, lr: float, *, impl: Impl = "auto"
+) -> None:
+    """Take a step of row-wise Adagrad for the rows of the classes that occur; squares (D,). As `adagrad_table`."""
+    lr /= table.scale
+    if (code := native_for(impl, found.h)) is None:
+        reference.adagrad_classes(table, squares, found, lr, ADAGRAD_EPSILON)
+    else:
+        sums = aligned(found.h, len(found.runs.begins), found.h.shape[1])
+        given = table.matrix, table.bias, squares, *found.runs, found.h, found.G
+        code.adagrad_classes(*given, lr, ADAGRAD_EPSILON, sums, get_num_threads())

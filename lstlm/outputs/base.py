@@ -125,7 +125,7 @@ class RecordedOutput(OutputLayer):
             for table in tables:
                 table.decay_(keep)
         for gradient in gradients if len(steps) == 1 else merged(gradients):
-            gradient.table.adagrad_(gradient, lr)
+            gradient.adagrad_(lr)
 
 
 class _Record(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
-from lstlm.kernels.class_ops import ClassEntropy, ClassTable, class_entropy
+from lstlm.kernels.class_ops import ClassEntropy, ClassTable, adagrad_classes, class_entropy
 from lstlm.outputs.rows import RowGradient, ScaledRows
 from lstlm.protocol.scan import Block
 
@@ -48,8 +48,11 @@ class Middle(nn.Module):
 
     def entropy(self, h: Tensor, rows: Tensor, t: Tensor, upstream: Tensor) -> ClassEntropy:
         """Return losses and gradients of examples h (n,inputs), whose targets' rows (n,) are in increasing order."""
-        table = ClassTable(self.rows.matrix, self.rows.bias, self.bounds, float(self.rows.scale))
-        return class_entropy(h, table, rows, t, upstream)
+        return class_entropy(h, self.table(), rows, t, upstream)
+
+    def table(self) -> ClassTable:
+        """Return the rows as the operations take them."""
+        return ClassTable(self.rows.matrix, self.rows.bias, self.bounds, float(self.rows.scale))
 
     def log_prob(self, h: Tensor, rows: Tensor) -> Tensor:
         """Return log p(row | its class, h) (n,) for h (n,inputs) and rows (n,) in any order."""
@@ -79,7 +82,7 @@ class MiddleStep:
     """The examples of a minibatch whose targets are in the middle, sorted by their rows.  h (n,inputs)."""
 
     def __init__(self, middle: Middle, h: Tensor, rows: Tensor, t: Tensor, upstream: Tensor) -> None:
-        self.table = middle.rows
+        self.middle = middle
         rows, self.order = rows.sort()
         self.found = middle.entropy(h[self.order], rows, t[self.order], upstream[self.order])
 
@@ -94,9 +97,25 @@ class MiddleStep:
     def _in_order(self, x: Tensor) -> Tensor:
         return torch.empty_like(x).index_copy_(0, self.order, x)
 
-    def gradient(self) -> RowGradient:
+    def gradient(self) -> ClassGradient:
         """Return ∂/∂V and ∂/∂b of the classes that occur."""
-        return RowGradient(self.table, self.found.rows, self.found.grad_rows, self.found.grad_bias)
+        return ClassGradient(self.middle, self.found)
+
+
+class ClassGradient:
+    """A `RowGradient` that is a product, Gᵀh, and is not multiplied out where Adagrad takes its step at once."""
+
+    def __init__(self, middle: Middle, found: ClassEntropy) -> None:
+        self.middle, self.found, self.table = middle, found, middle.rows
+
+    def whole(self) -> RowGradient:
+        """Return it multiplied out."""
+        return RowGradient(self.table, self.found.runs.rows(), *self.found.gradient())
+
+    def adagrad_(self, lr: float) -> None:
+        """Let the table take its step."""
+        assert self.table.squares is not None
+        adagrad_classes(self.middle.table(), self.table.squares, self.found, lr)
 
 
 def bounds_of(sizes: Tensor) -> Tensor:

@@ -126,11 +126,19 @@ class RowGradient(NamedTuple):
     weight: Tensor
     bias: Tensor
 
+    def whole(self) -> RowGradient:
+        """Return it with its numbers in memory: some gradients are products that wait to be multiplied out."""
+        return self
+
+    def adagrad_(self, lr: float) -> None:
+        """Let the table take its step."""
+        self.table.adagrad_(self, lr)
+
 
 def merged(gradients: Iterable[RowGradient]) -> list[RowGradient]:
     """Return one gradient a table, the sum of those given: for Adagrad, several minibatches are one larger one."""
     tables: dict[ScaledRows, list[RowGradient]] = {}
-    for gradient in gradients:
+    for gradient in (gradient.whole() for gradient in gradients):
         tables.setdefault(gradient.table, []).append(gradient)
     return [_sum(table, parts) for table, parts in tables.items()]
 

@@ -129,7 +129,7 @@ class ShortlistStep(RecordedStep):
     def apply(self, lr: float, keep: float) -> None:
         for table in self.layer.tables():
             table.decay_(keep)
-        for gradient in self.gradients():
+        for gradient in (gradient.whole() for gradient in self.gradients()):
             rows, table = gradient.rows, gradient.table
             rows = torch.arange(len(table.matrix), device=self.h.device)[rows]
             table.add_(rows, gradient.weight, gradient.bias, -lr)
