@@ -161,7 +161,7 @@ class AdaptiveOracle(Oracle):
 
 
 class ShortlistOracle(Oracle):
-    """The shortlist head written out: softmaxes of the top and of each class by Adagrad, a Taylor softmax of the tail."""
+    """The shortlist head written out: softmaxes of top and classes by Adagrad, a Taylor softmax of the tail."""
 
     def __init__(self, layer: Any) -> None:
         self.order, self.tail_rate, self.k = layer.word_of_rank, layer.tail_rate, layer.shortlist

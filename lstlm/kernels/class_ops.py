@@ -40,7 +40,10 @@ class Runs(NamedTuple):
 
 
 class ClassEntropy(NamedTuple):
-    """Losses (n,), their gradient to h (n,d), and G (n,·), that to the scores of each example's class: Gᵀh is the rows'."""
+    """Losses (n,), their gradient to h (n,d), and G (n,·), that to the scores of each example's class.
+
+    Gᵀh is the gradient of a class's rows. G has room for the largest class; beyond an example's own it says nothing.
+    """
 
     losses: Tensor
     grad_h: Tensor
@@ -55,9 +58,7 @@ class ClassEntropy(NamedTuple):
 
 def runs_of(bounds: Tensor, rows: Tensor) -> Runs:
     """Return the classes of the targets' rows (n,), which are in increasing order."""
-    found, examples = torch.unique_consecutive(  # type: ignore[no-untyped-call]
-        torch.bucketize(rows, bounds, right=True) - 1, return_counts=True
-    )
+    found, examples = torch.unique_consecutive(torch.bucketize(rows, bounds, right=True) - 1, return_counts=True)
     begins = bounds[found]
     return Runs(pad(examples.cumsum(0), (1, 0)), begins, bounds[found + 1] - begins)
 
@@ -81,9 +82,7 @@ def class_entropy(
     return ClassEntropy(losses, grad_h, runs, h, G)
 
 
-def adagrad_classes(
-    table: ClassTable, squares: Tensor, found: ClassEntropy, lr: float, *, impl: Impl = "auto"
-) -> None:
+def adagrad_classes(table: ClassTable, squares: Tensor, found: ClassEntropy, lr: float, *, impl: Impl = "auto") -> None:
     """Take a step of row-wise Adagrad for the rows of the classes that occur; squares (D,). As `adagrad_table`."""
     lr /= table.scale
     if (code := native_for(impl, found.h)) is None:

@@ -72,10 +72,11 @@ class Middle(nn.Module):
 
     def keep_(self, rows: Tensor) -> Tensor:
         """Keep these rows (n,), in increasing order, and the classes that they belong to; return which those are."""
-        kept, sizes = torch.unique_consecutive(self.class_of(rows), return_counts=True)  # type: ignore[no-untyped-call]
+        kept, sizes = torch.unique_consecutive(self.class_of(rows), return_counts=True)
         self.rows.keep_(rows)
         self.bounds = bounds_of(sizes)
-        return kept
+        classes: Tensor = kept
+        return classes
 
 
 class MiddleStep:
@@ -126,7 +127,9 @@ def bounds_of(sizes: Tensor) -> Tensor:
 def order_of(counts: Tensor, shortlist: int, classes: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the words by rank (D,), the most frequent first but for a middle, class by class; and its classes (M,)."""
     order = counts.argsort(descending=True, stable=True).cpu()
-    group = torch.empty(0, dtype=torch.int64) if classes is None else _checked(classes, len(order) - shortlist - 2).cpu()
+    group = (
+        torch.empty(0, dtype=torch.int64) if classes is None else _checked(classes, len(order) - shortlist - 2).cpu()
+    )
     group, within = group.sort(stable=True)
     order[shortlist : shortlist + len(group)] = order[shortlist:][within]
     return order, group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class ScaledRows(nn.Module):
 
     matrix (D,hidden), bias (D,) or None, scale a number in a 0-d buffer (so that a state_dict holds everything).
     With `adagrad` also squares (D,): for each row, the sum of the mean squares of its gradients so far, and of what
-    it began with: where that is 0, the first step of a row goes `lr` far whatever its gradient, too far for a rare word.
+    it began with: from 0 the first step of a row goes `lr` far whatever its gradient, too far for a rare word.
     """
 
     matrix: Tensor
@@ -127,15 +127,27 @@ class RowGradient(NamedTuple):
     bias: Tensor
 
     def whole(self) -> RowGradient:
-        """Return it with its numbers in memory: some gradients are products that wait to be multiplied out."""
         return self
 
     def adagrad_(self, lr: float) -> None:
-        """Let the table take its step."""
         self.table.adagrad_(self, lr)
 
 
-def merged(gradients: Iterable[RowGradient]) -> list[RowGradient]:
+class Gradient(Protocol):
+    """The gradient of some rows of a table, as numbers in memory or as something that makes them."""
+
+    @property
+    def table(self) -> ScaledRows:
+        """The table whose rows they are."""
+
+    def whole(self) -> RowGradient:
+        """Return it with its numbers in memory."""
+
+    def adagrad_(self, lr: float) -> None:
+        """Let the table take its step."""
+
+
+def merged(gradients: Iterable[Gradient]) -> list[RowGradient]:
     """Return one gradient a table, the sum of those given: for Adagrad, several minibatches are one larger one."""
     tables: dict[ScaledRows, list[RowGradient]] = {}
     for gradient in (gradient.whole() for gradient in gradients):

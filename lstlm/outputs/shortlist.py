@@ -83,7 +83,9 @@ class ShortlistOutput(RecordedOutput):
         order, group = order_of(counts, self.shortlist, classes)
         near, sizes = self.shortlist + len(group), torch.bincount(group)
         self.head = make.rows(self.shortlist + len(sizes) + 1, hidden)  # the last row is "the rest"
-        self.middle = Middle(make.rows(len(group), min(middle_inputs, hidden)), bounds_of(sizes)) if len(sizes) else None
+        self.middle = (
+            Middle(make.rows(len(group), min(middle_inputs, hidden)), bounds_of(sizes)) if len(sizes) else None
+        )
         where = self.head.matrix.device
         self.register_buffer("word_of_rank", order.to(where))
         self.register_buffer("rank", order.argsort().to(where))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from lstlm.kernels.ops import RowValues, add_rows
 from lstlm.outputs.base import RecordedStep
 from lstlm.outputs.middle import MiddleStep
-from lstlm.outputs.rows import RowGradient
+from lstlm.outputs.rows import Gradient
 from lstlm.outputs.softmax import SoftmaxProduct
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Pairs:
 
 
 class ShortlistStep(RecordedStep):
-    """A softmax of list, classes and rest, one within a class for each pair of the middle, a factored one of the tail."""
+    """A softmax of the top, one within a class for each pair of the middle, and the factored layer for the tail."""
 
     def __init__(
         self, layer: ShortlistOutput, h: Tensor, ids: Tensor, t: Tensor, upstream: Tensor | None = None
@@ -134,6 +135,6 @@ class ShortlistStep(RecordedStep):
             rows = torch.arange(len(table.matrix), device=self.h.device)[rows]
             table.add_(rows, gradient.weight, gradient.bias, -lr)
 
-    def gradients(self) -> list[RowGradient]:
+    def gradients(self) -> Sequence[Gradient]:
         top = self.layer._summed(self.top.gradient())
         return [top] if self.middle is None else [top, self.middle.gradient()]

@@ -225,7 +225,12 @@ def list_settings(optimiser: str, size: int, middle: int) -> dict[str, Any]:
 
 def sharded_list(ranks: Ranks, m: int, *chosen: Any) -> Any:
     head, size = ShardedShortlist(ranks, HIDDEN, COUNTS, **list_settings(*chosen)), chosen[1]
-    return {"list": {**learn_list(head, m, ranks.part(m), size), "replica": torch.cat([table.matrix.reshape(-1) for table in head.tables()])}}
+    return {
+        "list": {
+            **learn_list(head, m, ranks.part(m), size),
+            "replica": torch.cat([table.matrix.reshape(-1) for table in head.tables()]),
+        }
+    }
 
 
 # of 3 examples the tail has fewer than there are ranks; 23 and 40 take the square form

@@ -144,8 +144,9 @@ class DenseSampled(DenseLinear):
 
 
 class DenseShortlist(Dense):
-    """softmax over the short list, the classes of the middle and "the rest", times softmax over the words of a class or,
-    in the tail, ρ·t(õ)/Σρ·t(õ) from all of its outputs.
+    """softmax over the short list, the classes of the middle and "the rest", times one over the words of a class.
+
+    In the tail times ρ·t(õ)/Σρ·t(õ) instead, from all of its outputs.
 
     The leaves of the tail are √ρ∘W̃, on which the layer takes its plain SGD step.
     """

@@ -43,7 +43,12 @@ def config_of(name: str, **more: object) -> OutputConfig:
     config = OutputConfig(kind=kind, init_scale=0.3, candidates=VOCAB if detail == "all" else 12)
     if kind in ("factored", "naive", "shortlist"):
         loss = "taylor" if detail == "classed" else detail
-        sizes = {"shortlist": 9, "tail_inputs": HIDDEN - 1, "middle_inputs": HIDDEN - 2, "middle": len(classes_of(name))}
+        sizes = {
+            "shortlist": 9,
+            "tail_inputs": HIDDEN - 1,
+            "middle_inputs": HIDDEN - 2,
+            "middle": len(classes_of(name)),
+        }
         config = dataclasses.replace(config, loss=loss, tail_rate=1.0, **sizes)
     if detail == "brown":
         config = dataclasses.replace(config, clustering="brown")

@@ -49,6 +49,7 @@ FOR_THIS_PROCESSOR static void one_class(const Runs &of, int64_t r, const Exampl
         const Aims aims = {&target, x.t + i, x.upstream + i, 1};
         const Matrix<Real> row = {G[i], 1, size, size};
         cross_entropy_of(row, aims, bias ? bias + begin : nullptr, scale, losses + i, 0, 1);
+        if (size == 1) G[i][0] = 0; /* certain: of what is left by rounding, Adagrad would make a whole step */
         for (int64_t l = 0; l < d; l++) dh[i][l] = 0;
     }
     for (int64_t j = 0; j < size; j++)

@@ -163,7 +163,7 @@ class Learner:
 
 
 def middle_classes(config: Config, corpus: Corpus, ranks: Ranks | None = None) -> Tensor | None:
-    """Return the classes of the middle of a shortlist, found in the text: those of the first rank, where there are more."""
+    """Return the classes of the middle of a shortlist, found in the text; on every rank those of the first."""
     if config.output.kind != "shortlist":
         return None
     counts = corpus.vocabulary.shown_counts(config.data.unknown)
