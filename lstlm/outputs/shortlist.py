@@ -233,12 +233,11 @@ class ShortlistOutput(RecordedOutput):
         self._check(h, ids)
         rank = self.rank[ids.reshape(len(h), -1)]
         found = self.head.scores(h, slice(None)).log_softmax(1).gather(1, self.top_of(rank))
-        near, one = self.vocab - self.tail.vocab, torch.ones_like(found)
-        if len(far := Pairs(rank, one, near, self.vocab)):
-            found[rank >= near] += self.tail.log_prob(self.tail_part(h)[far.example], far.rows)
-        if self.middle is not None and len(mid := Pairs(rank, one, self.shortlist, near)):
-            log_p = self.middle.log_prob(self.middle.part(h)[mid.example], mid.rows)
-            found[(rank >= self.shortlist) & (rank < near)] += log_p
+        near, flat = self.vocab - self.tail.vocab, found.view(-1)
+        if len(far := Pairs(rank, found, near, self.vocab)):
+            flat[far.at] += self.tail.log_prob(self.tail_part(h)[far.example], far.rows)
+        if self.middle is not None and len(mid := Pairs(rank, found, self.shortlist, near)):
+            flat[mid.at] += self.middle.log_prob(self.middle.part(h)[mid.example], mid.rows)
         return found.view(ids.shape)
 
     def _scan(self, h: Tensor) -> Scan:

@@ -37,9 +37,10 @@ class Pairs:
     """The pairs (example, target) of a minibatch whose ranks (m,K) are in one part of the words, [first, last)."""
 
     def __init__(self, rank: Tensor, t: Tensor, first: int, last: int) -> None:
-        inside = (rank >= first) & (rank < last)
-        self.example = inside.nonzero()[:, 0]  # one with several targets in the part comes several times
-        self.rows, self.t = rank[inside] - first, t[inside]
+        flat = rank.reshape(-1)
+        self.at = ((flat >= first) & (flat < last)).nonzero()[:, 0]  # which of all pairs these are
+        self.example = self.at if rank.shape[1] == 1 else self.at // rank.shape[1]  # several times, if it has several
+        self.rows, self.t = flat[self.at] - first, t.reshape(-1)[self.at]
 
     def __len__(self) -> int:
         return len(self.example)

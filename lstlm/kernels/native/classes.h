@@ -23,16 +23,39 @@ struct Examples {
     const Real *t, *upstream;
 };
 
+enum { ROWS = 4 }; /* at once, so that their sums do not wait for each other */
+
 /* x·y, in as many sums side by side as there are lanes. */
-PART Real dot_in_lanes(const Real *x, const Real *y, int64_t n)
+PART Real sum_of(const Lanes &lanes, const Real *x, const Real *y, int64_t j, int64_t n)
 {
-    int64_t j = 0;
-    Lanes lanes = {};
-    for (; j + LANES <= n; j += LANES) lanes += *(const Lanes *)(x + j) * *(const Lanes *)(y + j);
     Real sum = 0;
     for (; j < n; j++) sum += x[j] * y[j];
     for (int64_t lane = 0; lane < LANES; lane++) sum += lanes[lane];
     return sum;
+}
+
+PART Lanes &lanes_of(const Real *x) { return *(Lanes *)x; }
+
+PART Real dot_in_lanes(const Real *x, const Real *y, int64_t n)
+{
+    int64_t j = 0;
+    Lanes lanes = {};
+    for (; j + LANES <= n; j += LANES) lanes += lanes_of(x + j) * lanes_of(y + j);
+    return sum_of(lanes, x, y, j, n);
+}
+
+/* dots ← x·rows[k]. */
+PART void dots_in_lanes(const Real *x, const Real *const *rows, int64_t n, Real *dots)
+{
+    int64_t j = 0;
+    Lanes a = {}, b = {}, c = {}, d = {};
+    for (; j + LANES <= n; j += LANES) {
+        const Lanes now = lanes_of(x + j);
+        a += now * lanes_of(rows[0] + j), b += now * lanes_of(rows[1] + j);
+        c += now * lanes_of(rows[2] + j), d += now * lanes_of(rows[3] + j);
+    }
+    dots[0] = sum_of(a, x, rows[0], j, n), dots[1] = sum_of(b, x, rows[1], j, n);
+    dots[2] = sum_of(c, x, rows[2], j, n), dots[3] = sum_of(d, x, rows[3], j, n);
 }
 
 /* One class. Most have one or two examples of a minibatch: a row is read from memory once and taken by all of them, where
@@ -42,8 +65,15 @@ FOR_THIS_PROCESSOR static void one_class(const Runs &of, int64_t r, const Exampl
                                          const Matrix<Real> &G)
 {
     const int64_t first = of.runs[r], last = of.runs[r + 1], begin = of.begins[r], size = of.sizes[r], d = W.columns;
-    for (int64_t j = 0; j < size; j++)
-        for (int64_t i = first; i < last; i++) G[i][j] = scale * dot_in_lanes(x.h[i], W[begin + j], d);
+    const Real *rows[ROWS];
+    Real some[ROWS];
+    for (int64_t j = 0; j < size; j += ROWS) {
+        for (int64_t k = 0; k < ROWS; k++) rows[k] = W[begin + (j + k < size ? j + k : j)];
+        for (int64_t i = first; i < last; i++) {
+            dots_in_lanes(x.h[i], rows, d, some);
+            for (int64_t k = 0; k < ROWS && j + k < size; k++) G[i][j + k] = scale * some[k];
+        }
+    }
     for (int64_t i = first; i < last; i++) {
         const int64_t target = x.rows[i] - begin;
         const Aims aims = {&target, x.t + i, x.upstream + i, 1};
@@ -52,11 +82,16 @@ FOR_THIS_PROCESSOR static void one_class(const Runs &of, int64_t r, const Exampl
         if (size == 1) G[i][0] = 0; /* certain: of what is left by rounding, Adagrad would make a whole step */
         for (int64_t l = 0; l < d; l++) dh[i][l] = 0;
     }
-    for (int64_t j = 0; j < size; j++)
+    for (int64_t j = 0; j < size; j += ROWS) {
+        for (int64_t k = 0; k < ROWS; k++) rows[k] = W[begin + (j + k < size ? j + k : j)];
         for (int64_t i = first; i < last; i++) {
-            const Real factor = scale * G[i][j], *row = W[begin + j];
-            for (int64_t l = 0; l < d; l++) dh[i][l] += factor * row[l];
+            for (int64_t k = 0; k < ROWS; k++) some[k] = j + k < size ? scale * G[i][j + k] : 0;
+            const Real *p = rows[0], *q = rows[1], *s = rows[2], *t = rows[3], a = some[0], b = some[1], c = some[2],
+                       e = some[3];
+            Real *to = dh[i];
+            for (int64_t l = 0; l < d; l++) to[l] += (a * p[l] + b * q[l]) + (c * s[l] + e * t[l]);
         }
+    }
 }
 
 /* losses (n,) ← −t log softmax(scale · (W h + bias))[row] over the rows of each example's class, G (n,·) ← the gradient of
@@ -85,20 +120,28 @@ FOR_THIS_PROCESSOR static void adagrad_of_class(const Runs &of, int64_t r, const
                                                 const Matrix<const Real> &G, const Matrix<Real> &W, Real *bias,
                                                 Real *squares, double rate, double epsilon, Real *sum)
 {
-    const int64_t d = W.columns;
+    const int64_t first = of.runs[r], last = of.runs[r + 1], d = W.columns;
+    const bool single = last - first == 1; /* then the gradient of a row is a multiple of h */
+    const Real *along = single ? h[first] : sum;
+    double square = single ? (double)dot_in_lanes(along, along, d) : 0;
     for (int64_t j = 0; j < of.sizes[r]; j++) {
         const int64_t row = of.begins[r] + j;
-        Real *w = W[row], bias_sum = 0;
-        for (int64_t l = 0; l < d; l++) sum[l] = 0;
-        for (int64_t i = of.runs[r]; i < of.runs[r + 1]; i++) {
-            const Real g = G[i][j], *x = h[i];
-            bias_sum += g;
-            for (int64_t l = 0; l < d; l++) sum[l] += g * x[l];
+        Real times = single ? G[first][j] : 1, bias_sum = single ? times : 0;
+        if (!single) {
+            for (int64_t l = 0; l < d; l++) sum[l] = 0;
+            for (int64_t i = first; i < last; i++) {
+                const Real g = G[i][j], *x = h[i];
+                bias_sum += g;
+                for (int64_t l = 0; l < d; l++) sum[l] += g * x[l];
+            }
+            square = (double)dot_in_lanes(sum, sum, d);
         }
-        const double square = (double)dot_in_lanes(sum, sum, d) + (bias ? (double)bias_sum * (double)bias_sum : 0);
-        squares[row] += (Real)(square / (double)(d + (bias ? 1 : 0)));
+        const double more = (double)times * (double)times * square + (bias ? (double)bias_sum * (double)bias_sum : 0);
+        squares[row] += (Real)(more / (double)(d + (bias ? 1 : 0)));
         const Real factor = (Real)(-rate / (sqrt((double)squares[row]) + epsilon));
-        for (int64_t l = 0; l < d; l++) w[l] += factor * sum[l];
+        times *= factor;
+        Real *w = W[row];
+        for (int64_t l = 0; l < d; l++) w[l] += times * along[l];
         if (bias) bias[row] += factor * bias_sum;
     }
 }
