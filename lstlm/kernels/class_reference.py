@@ -42,8 +42,8 @@ def class_gradient(runs: Runs, h: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def adagrad_classes(table: ClassTable, squares: Tensor, found: ClassEntropy, lr: float, epsilon: float) -> None:
-    gradient, rows = class_gradient(found.runs, found.h, found.G), found.runs.rows()
-    reference.adagrad_table(table.matrix, table.bias, squares, *gradient, lr, epsilon, rows)
+    gradient = class_gradient(found.runs, found.h, found.G)
+    reference.adagrad_table((table.matrix, table.bias, squares), gradient, found.runs.rows(), lr, epsilon)
 
 
 def _each(runs: Runs) -> Iterator[tuple[slice, slice]]:

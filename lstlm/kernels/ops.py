@@ -134,7 +134,8 @@ def adagrad_table(
     The rows are `ids` (n,), each of which is there once, or all of them.
     """
     if (code := _for_rows(impl, table)) is None:
-        reference.adagrad_table(table, bias, squares, G, g, lr, ADAGRAD_EPSILON, ids)
+        rows = slice(None) if ids is None else ids
+        reference.adagrad_table((table, bias, squares), (G, g), rows, lr, ADAGRAD_EPSILON)
     else:
         ids = None if ids is None else _listed(ids)
         code.adagrad_table(table, ids, bias, squares, _rows(G), g, lr, ADAGRAD_EPSILON, get_num_threads())

@@ -14,6 +14,7 @@ from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep
 from lstlm.outputs.middle import Middle, bounds_of, order_of
 from lstlm.outputs.rows import Making, RowGradient, ScaledRows
+from lstlm.outputs.shortlist_resize import resize
 from lstlm.outputs.shortlist_step import Pairs, Route, ShortlistStep
 from lstlm.outputs.spherical import loss_of
 from lstlm.protocol.arguments import without_autocast
@@ -185,40 +186,12 @@ class ShortlistOutput(RecordedOutput):
         if len(tail := ranks[ranks >= 0]):
             self.tail.expect(tail)
 
-    @torch.no_grad()
     def resize_vocabulary(self, keep: Tensor | None, counts: Tensor) -> None:
         """Keep the words `keep` (distinct ids, in this order; all by default), append words up to len(counts).
 
-        Words stay in the list or the tail where they are; new ones start in the tail, as their counts (D',) say.
+        Words stay in the list, their class or the tail; new ones start in the tail, as their counts (D',) say.
         """
-        keep = torch.arange(self.vocab) if keep is None else keep.cpu()
-        if len(torch.unique(keep)) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any()):
-            raise ConfigError(f"keep: ids must be distinct and within the vocabulary of {self.vocab}")
-        if len(counts) < len(keep):
-            raise ConfigError(f"counts has {len(counts)} words, {len(keep)} are kept: give one for every word")
-        rank, near = self.rank.cpu()[keep], self.vocab - self.tail.vocab
-        listed, far = rank < self.shortlist, rank >= near
-        if not bool(listed.any()) or len(counts) - int((~far).sum()) < 2:
-            raise ConfigError("resize: at least one word of the list and two of the tail must stay")
-        where, vectors = self.rank.device, self.tail_part(self.weight())
-        vectors = torch.cat([vectors, self.bias_vector()[:, None]], 1)[keep]
-        words, stays = torch.arange(len(counts)), rank[~far].sort().values.to(where)
-        order = torch.cat([words[: len(keep)][~far][rank[~far].argsort()], words[: len(keep)][far], words[len(keep) :]])
-        top = self.top_of(stays[stays < self.shortlist])
-        if self.middle is not None:
-            classes = self.middle.keep_(stays[stays >= self.shortlist] - self.shortlist)
-            top = torch.cat([top, self.shortlist + classes])
-        self.head.keep_(torch.cat([top, top.new_tensor([len(self.head.matrix) - 1])]))
-        tail = order[len(stays) :]
-        W = vectors.new_zeros(len(tail), vectors.shape[1])
-        W[: int(far.sum())] = vectors[far]
-        prior = self._prior(counts.cpu()[tail])
-        self.discard()
-        self._vocab, self.shortlist = len(counts), int(listed.sum())
-        self.word_of_rank, self.rank = order.to(where), order.argsort().to(where)
-        self.tail = self._make_tail(len(tail), prior=prior, init_scale=0.0)
-        W *= (prior / prior.sum()).sqrt()[:, None].to(W)
-        self.tail.set_weight(W if self.tail.has_bias else self.tail_part(W))
+        resize(self, keep, counts)
 
     def restore(self) -> bool:
         """Fold the factors of the tail into plain weights. O(D·hidden²)."""
