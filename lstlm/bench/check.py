@@ -30,7 +30,7 @@ def verify(method: Method, d: int, m: int, targets: int = 1) -> float:
     # With all words as candidates the sampled softmax is the full one, so that it has a right answer.
     # A tight range makes the stabiliser repair within a few steps.
     tight = {} if method.stabilise == "lazy" else {"stabilise_every": 2}
-    settings = {"candidates": VOCAB, "shortlist": 60, "stabilise_range": (0.7, 1.5), **tight}
+    settings = {"candidates": VOCAB, "shortlist": 60, "middle": 120, "stabilise_range": (0.7, 1.5), **tight}
     layer = make_layer(method, hidden, work.counts, dtype=torch.float64, settings=settings)
     oracle = make_oracle(method, layer)
     batches = [next(work) for _ in range(STEPS)]
@@ -159,37 +159,42 @@ class AdaptiveOracle(Oracle):
 
 
 class ShortlistOracle(Oracle):
-    """The shortlist head written out: a softmax over list and rest by Adagrad, a Taylor softmax of all of the tail."""
+    """The shortlist head written out: softmaxes of top and classes by Adagrad, a Taylor softmax of the tail."""
 
     def __init__(self, layer: Any) -> None:
-        self.k, self.order, self.tail_rate = layer.shortlist, layer.word_of_rank, layer.tail_rate
-        self.root, self.tail_part = layer.tail.state.p.double(), layer.tail_part
-        tail = [layer.tail.weight(), layer.tail.bias_vector()]
-        super().__init__(layer, [layer.head.weight(), layer.head.bias_vector(), *tail])
-        self.squares = torch.zeros(self.k + 1, dtype=torch.float64)
+        self.order, self.tail_rate, self.k = layer.word_of_rank, layer.tail_rate, layer.shortlist
+        self.root, self.tail_part, self.middle = layer.tail.state.p.double(), layer.tail_part, layer.middle
+        parts = [*layer.tables(), layer.tail]  # of each, the vectors and the biases
+        super().__init__(layer, [part for table in parts for part in (table.weight(), table.bias_vector())])
+        self.squares = [torch.zeros(len(table.matrix), dtype=torch.float64) for table in layer.tables()]
 
     def losses(self, h: Tensor, ids: Tensor) -> Tensor:
-        S, s, W, b = self.parts
+        S, s, *middle, W, b = self.parts
         top = log_softmax(h @ S.T + s, 1)
         o = (self.tail_part(h) @ W.T + b) / self.root
         t = self.root.square() * (1 + o + o.square() / 2)
-        columns = torch.cat([top[:, : self.k], top[:, self.k :] + (t / t.sum(1, keepdim=True)).log()], 1)
-        return -columns.gather(1, self.order.argsort()[ids][:, None])[:, 0]
+        columns = [top[:, : self.k], top[:, -1:] + (t / t.sum(1, keepdim=True)).log()]
+        if middle:
+            scores = self.middle.part(h) @ middle[0].T + middle[1]
+            parts = torch.split(scores, self.middle.bounds.diff().tolist(), 1)
+            columns[1:1] = [top[:, self.k + g, None] + log_softmax(part, 1) for g, part in enumerate(parts)]
+        return -torch.cat(columns, 1).gather(1, self.order.argsort()[ids][:, None])[:, 0]
 
     def _descend(self, lr: float) -> None:
-        S, s, W, b = self.parts
-        assert S.grad is not None and s.grad is not None
-        self.squares += torch.cat([S.grad, s.grad[:, None]], 1).square().mean(1)
-        rates = lr / (self.squares.sqrt() + 1e-10)
-        S -= rates[:, None] * S.grad
-        s -= rates * s.grad
-        for part in (W, b):
+        for W, b, squares in zip(self.parts[0:-2:2], self.parts[1:-2:2], self.squares, strict=True):
+            if W.grad is None or b.grad is None:
+                continue
+            squares += torch.cat([W.grad, b.grad[:, None]], 1).square().mean(1)
+            rates = lr / (squares.sqrt() + 1e-10)
+            W -= rates[:, None] * W.grad
+            b -= rates * b.grad
+        for part in self.parts[-2:]:
             part -= lr * self.tail_rate * (0 if part.grad is None else part.grad)
 
     def weight(self) -> Tensor:
-        S, _, W, _ = (part.detach() for part in self.parts)
-        W = pad(W / self.root[:, None], (0, S.shape[1] - W.shape[1]))
-        return torch.cat([S[: self.k], W])[self.order.argsort()]
+        tables = [part.detach() for part in self.parts[0::2]]
+        tables[0], tables[-1] = tables[0][: self.k], tables[-1] / self.root[:, None]
+        return torch.cat([pad(W, (0, tables[0].shape[1] - W.shape[1])) for W in tables])[self.order.argsort()]
 
 
 def make_oracle(method: Method, layer: Any) -> Oracle:

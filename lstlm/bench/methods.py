@@ -19,6 +19,7 @@ from lstlm.spherical.steps.dense import squared_error_step
 
 BENCH_ONLY = {"naive-blocked": "naive", "log_prob": "factored"}  # other ways to use a kind of layer
 ROWS = {"sampled": "candidates", "shortlist": "shortlist"}  # settings that say how many rows a step reads
+MIDDLE = 20_000  # words of a shortlist's classes, as lm-shortlist has them
 
 # Learning rates that one would train with, for the mean loss of a minibatch; a spherical loss takes at most half of
 # what is stable for its first minibatches.
@@ -58,7 +59,7 @@ class Method:
         if OUTPUTS[self.kind].spherical:
             config = replace(config, loss=self.loss)
         if self.kind == "shortlist":
-            config = replace(config, loss="taylor")
+            config = replace(config, loss="taylor", middle=MIDDLE)
         if self.kind == "factored":
             every = self.every if self.sweeping else None
             config = replace(config, stabilise=self.stabilise, stabilise_every=every)

@@ -98,7 +98,12 @@ class OutputConfig:
         None, "standard deviation of the initial output weights; null for the kind's own", at_least=0
     )
     candidates: int = option(8192, "sampled: candidate words per batch", at_least=1)
-    classes: int | None = option(None, "hierarchical: classes; null for the root of the vocabulary", at_least=2)
+    classes: int | None = option(
+        None,
+        "hierarchical: classes; null for the root of the vocabulary; shortlist: those of the middle; null for the root "
+        "of its words",
+        at_least=2,
+    )
     clustering: Literal["frequency", "brown"] = option("frequency", "hierarchical: how words are put into classes")
     bias: bool = option(True, "whether each output word has a bias")
     prior: Literal["none", "unigram"] = option(
@@ -111,7 +116,13 @@ class OutputConfig:
         at_least=0,
         at_most=1,
     )
-    shortlist: int = option(250, "shortlist: words of the softmax; the others are its factored tail", at_least=1)
+    shortlist: int = option(250, "shortlist: words of the softmax, before those of the middle and the tail", at_least=1)
+    middle: int = option(
+        0,
+        "shortlist: words after the list that form classes of words used alike, each a softmax; 0 for none",
+        at_least=0,
+    )
+    middle_inputs: int = option(128, "shortlist: inputs of the middle, the first of the layer's", at_least=1)
     tail_rate: float = option(0.04, "shortlist: learning rate of the tail, as a share of optim.output_lr", above=0)
     tail_inputs: int = option(
         128, "shortlist: inputs of the tail, the first of the layer's; fewer cost less, and learn faster", at_least=1
@@ -135,6 +146,12 @@ class OptimConfig:
         None,
         "optimiser of the output layer's rows, of kinds that are not factored: sgd or row-wise adagrad; null for the "
         "kind's own",
+    )
+    output_squares: float = option(
+        1e-5,
+        "adagrad: what the sums of squared gradients of the output layer's rows begin at; from 0 a rare word's first "
+        "steps are too long",
+        at_least=0,
     )
     hidden: Literal["adagrad", "sgd", "adam"] = option("adagrad", "optimiser of the hidden layers")
     momentum: float = option(0.9, "momentum when `hidden` is sgd", at_least=0, below=1)

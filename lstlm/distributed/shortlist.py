@@ -1,4 +1,4 @@
-"""The shortlist head over ranks: the short list everywhere, the rows of the tail by turns."""
+"""The shortlist head over ranks: the short list and the middle everywhere, the rows of the tail by turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ShardedShortlist(ShortlistOutput):
     """`ShortlistOutput` over the ranks of a group: the same losses, gradients and weights as one process would have.
 
     In training mode h and the targets are this rank's even part of the global minibatch; for reading, all ranks pass
-    the same ones. A step sends the gradient of the short list, O(k·hidden), and what belongs to examples of the tail.
+    the same ones. A step sends the gradient of the short list, O(k·hidden), and what belongs to examples of the middle,
+    which every rank works on, and of the tail.
     """
 
     def __init__(self, ranks: Ranks, *arguments: Any, **settings: Any) -> None:
@@ -36,6 +37,9 @@ class ShardedShortlist(ShortlistOutput):
     def _route(self, pairs: int) -> TailRoute:
         return TailRoute(self.ranks, pairs)
 
+    def _mid_route(self, pairs: int) -> AllRoute:
+        return AllRoute(self.ranks, pairs)
+
     def _summed(self, gradient: RowGradient) -> RowGradient:
         both = torch.cat([gradient.weight, gradient.bias[:, None]], 1)
         self.ranks.total_(both)
@@ -48,24 +52,42 @@ class ShardedShortlist(ShortlistOutput):
         return self.ranks.total_(x)
 
     def _scan(self, h: Tensor) -> Scan:
-        """The words of this rank; the short list counts as the first one's."""
-        blocks, first = super()._scan(h), 0 if self.ranks.first else 1
+        """The words of this rank; the short list and the middle count as the first one's."""
+        shared = 1 + (0 if self.middle is None else self.middle.classes)
+        blocks, first = super()._scan(h), 0 if self.ranks.first else shared
         return lambda: list(blocks())[first:]
 
 
-class TailRoute(Route):
+class AllRoute(Route):
+    """Where the examples of the middle are worked on: everywhere, so that all ranks take the same step of its rows."""
+
+    def __init__(self, ranks: Ranks, pairs: int) -> None:
+        """Learn how many pairs (example, target) every rank has. Collective."""
+        self.ranks, self.sizes = ranks, [row[0] for row in ranks.numbers([pairs])]
+        self.total = sum(self.sizes)
+        super().__init__(self.total)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Return everyone's x (n,…). Collective."""
+        return self.ranks.gather(x.contiguous(), self.sizes)
+
+    def home(self, x: Tensor) -> Tensor:
+        """Return what belongs to the pairs of this rank."""
+        start = sum(self.sizes[: self.ranks.rank])
+        return x[start : start + self.sizes[self.ranks.rank]]
+
+
+class TailRoute(AllRoute):
     """Where the examples of the tail, of which every rank has another number, are worked on: in even parts."""
 
     def __init__(self, ranks: Ranks, pairs: int) -> None:
         """Learn how many pairs (example, target) of the tail every rank has. Collective."""
-        self.ranks, self.sizes = ranks, [row[0] for row in ranks.numbers([pairs])]
-        self.total = sum(self.sizes)
-        super().__init__(self.total)
+        super().__init__(ranks, pairs)
         self.padded = max(self.total, ranks.world)  # every rank works on one at least, if with weight 0
 
     def rows(self, x: Tensor) -> Tensor:
         """Return this rank's even part of everyone's x (n,…), filled up with zeros where there are few. Collective."""
-        whole = self.ranks.gather(x.contiguous(), self.sizes)
+        whole = super().rows(x)
         fill = self.padded - self.total
         if fill:
             whole = pad(whole, (0, 0) * (whole.ndim - 1) + (0, fill))
@@ -73,6 +95,4 @@ class TailRoute(Route):
 
     def home(self, x: Tensor) -> Tensor:
         """Return what belongs to the pairs of this rank, given what belongs to its even part. Collective."""
-        whole = self.ranks.gather(x.contiguous(), self.ranks.parts(self.padded))
-        start = sum(self.sizes[: self.ranks.rank])
-        return whole[start : start + self.sizes[self.ranks.rank]]
+        return super().home(self.ranks.gather(x.contiguous(), self.ranks.parts(self.padded)))

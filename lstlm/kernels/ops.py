@@ -125,15 +125,20 @@ def adagrad_table(
     G: Tensor,
     g: Tensor,
     lr: float,
-    scale: float = 1.0,
+    ids: Tensor | None = None,
     *,
     impl: Impl = "auto",
 ) -> None:
-    """Do the same for all rows of scale·table (n,size) and, unless None, their biases (n,), with gradients G and g."""
+    """Do the same for rows of a table (D,size) and, unless None, their biases (D,), with gradients G (n,size), g (n,).
+
+    The rows are `ids` (n,), each of which is there once, or all of them.
+    """
     if (code := _for_rows(impl, table)) is None:
-        reference.adagrad_table(table, bias, squares, G, g, lr / scale, ADAGRAD_EPSILON)
+        rows = slice(None) if ids is None else ids
+        reference.adagrad_table((table, bias, squares), (G, g), rows, lr, ADAGRAD_EPSILON)
     else:
-        code.adagrad_table(table, bias, squares, _rows(G), g, lr / scale, ADAGRAD_EPSILON, get_num_threads())
+        ids = None if ids is None else _listed(ids)
+        code.adagrad_table(table, ids, bias, squares, _rows(G), g, lr, ADAGRAD_EPSILON, get_num_threads())
 
 
 # ---- bags of rows ----------------------------------------------------------------------------------------------------

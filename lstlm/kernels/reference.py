@@ -16,7 +16,7 @@ from lstlm.kernels.layout import Layout
 if TYPE_CHECKING:
     from lstlm.kernels.targets import Targets
 
-
+Rows = slice | Tensor
 CACHED = 1 << 18  # scores worked on at once: a chunk of rows that stays in the cache over max, exp and sum
 
 
@@ -75,14 +75,15 @@ def adagrad_rows(
 
 
 def adagrad_table(
-    table: Tensor, bias: Tensor | None, squares: Tensor, G: Tensor, g: Tensor, lr: float, epsilon: float
+    table: tuple[Tensor, Tensor | None, Tensor], gradient: tuple[Tensor, Tensor], ids: Rows, lr: float, epsilon: float
 ) -> None:
-    square = torch.linalg.vecdot(G, G) if bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
-    squares += square.div_(G.shape[1] + (bias is not None))
-    step = squares.sqrt().add_(epsilon).reciprocal_().mul_(-lr)
-    table.addcmul_(G, step[:, None])
+    (matrix, bias, squares), (G, g) = table, gradient
+    square = torch.linalg.vecdot(G, G) + (0 if bias is None else g.square())
+    squares[ids] += square / (G.shape[1] + (bias is not None))
+    step = -lr / (squares[ids].sqrt() + epsilon)
+    matrix[ids] += G * step[:, None]
     if bias is not None:
-        bias.addcmul_(g, step)
+        bias[ids] += g * step
 
 
 # ---- bags of rows ----------------------------------------------------------------------------------------------------

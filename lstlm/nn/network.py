@@ -38,8 +38,12 @@ class Network(nn.Module):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         ranks: Ranks | None = None,
+        classes: Tensor | None = None,
     ) -> None:
-        """Make the network that `config` describes for words with these counts (D,); with `ranks`, this rank's part."""
+        """Make the network that `config` describes for words with these counts (D,); with `ranks`, this rank's part.
+
+        `classes` are those of the middle of a shortlist; a network that is to be loaded brings its own.
+        """
         super().__init__()
         self.config = config
         self.combine = combine = config.model.combine
@@ -58,7 +62,8 @@ class Network(nn.Module):
         if self.sides == 2:  # the share of the squared targets that the last refit leaves unexplained
             self.register_buffer("unexplained", torch.ones((), dtype=torch.float64, device=device))
         place: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
-        place |= {"optimiser": config.optim.output, "ranks": ranks}
+        place |= {"optimiser": config.optim.output, "squares": config.optim.output_squares}
+        place |= {"ranks": ranks, "classes": classes}
         self.output: OutputLayer = make_output(config.output, config.width, counts, **place)
 
     def encode(self, context: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class AdaptiveSoftmax(RecordedOutput):
                 limit = (3.0 / p.shape[-1]) ** 0.5 if make.init_scale is None else make.init_scale * 3.0**0.5
                 p.zero_() if name.endswith("bias") else p.uniform_(-limit, limit, generator=make.generator)
         for number, p in enumerate(self.module.parameters() if make.adagrad else ()):
-            self.register_buffer(f"squares_{number}", p.new_zeros(len(p)))
+            self.register_buffer(f"squares_{number}", p.new_full((len(p),), make.squares))
         self.adagrad = make.adagrad
         order = counts.argsort(descending=True, stable=True).cpu()
         self.register_buffer("word_of_rank", order.to(self._anchor().device))

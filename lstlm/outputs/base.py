@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.targets import Targets
-from lstlm.outputs.rows import RowGradient, ScaledRows, merged
+from lstlm.outputs.rows import Gradient, ScaledRows, merged
 from lstlm.protocol.arguments import kept_share, without_autocast
 from lstlm.protocol.output_layer import OutputLayer
 
@@ -27,7 +28,7 @@ class RecordedStep:
     def apply(self, lr: float, keep: float) -> None:
         """W ← keep·W − lr·∂Σᵢ upstreamᵢ·lossᵢ/∂W, in place, with the weights that the forward pass saw."""
 
-    def gradients(self) -> list[RowGradient]:
+    def gradients(self) -> Sequence[Gradient]:
         """Return ∂Σᵢ upstreamᵢ·lossᵢ/∂W, no row of a table twice: for tables that have rates for their rows."""
         raise NotImplementedError
 
@@ -125,7 +126,7 @@ class RecordedOutput(OutputLayer):
             for table in tables:
                 table.decay_(keep)
         for gradient in gradients if len(steps) == 1 else merged(gradients):
-            gradient.table.adagrad_(gradient, lr)
+            gradient.adagrad_(lr)
 
 
 class _Record(torch.autograd.Function):

@@ -52,8 +52,9 @@ class ShortlistSoftmax(nn.Module):
     ) -> None:
         """Make a head for `n_classes`, the most frequent first unless `counts` (n_classes,) says otherwise.
 
-        The other keywords are those of `ShortlistOutput`: loss, prior_power, tail_rate, tail_inputs, bias, dtype,
-        device, generator.
+        The other keywords are those of `ShortlistOutput`: classes, middle_inputs, loss, prior_power, tail_rate,
+        tail_inputs, bias, squares, dtype, device, generator. `classes` (M,) int64 puts the M classes after the list
+        into groups of such as occur alike, each with a softmax of its own: better than the tail where M is thousands.
         """
         super().__init__()
         if counts is None:
@@ -125,4 +126,6 @@ class ShortlistSoftmax(nn.Module):
         """Show the sizes and the loss."""
         layer = self.layer
         sizes = f"{self.in_features}, {self.n_classes}, shortlist={layer.shortlist}, tail_inputs={layer.tail_inputs}"
+        if layer.middle is not None:
+            sizes += f", middle={layer.middle.words} in {layer.middle.classes} groups"
         return f"{sizes}, loss={layer.tail.loss!r}"

@@ -24,20 +24,25 @@ def make_output(
     counts: np.ndarray[Any, np.dtype[Any]] | Tensor,
     *,
     optimiser: str | None = None,
+    squares: float = 0.0,
+    classes: Tensor | None = None,
     ranks: Any = None,
     **place: Any,
 ) -> OutputLayer:
     """Return the output layer that `config` names, for a vocabulary with these word counts (D,).
 
-    `optimiser` is that of its rows, sgd or adagrad, by default the kind's own; `place` are the dtype, the device and
-    the generator of the first weights, each optional. With `ranks`, this rank's part of the layer.
+    `optimiser` is that of its rows, sgd or adagrad, by default the kind's own, and `squares` what adagrad begins at;
+    `classes` are those of the middle of a shortlist; `place` are the dtype, the device and the generator of the first
+    weights, each optional. With `ranks`, this rank's part of the layer.
     """
     kind, making = OUTPUTS[config.kind], {"bias": config.bias, "init_scale": config.init_scale, **place}
     if kind.adagrad_rate is not None:
-        making["optimiser"] = optimiser or kind.optimiser
+        making |= {"optimiser": optimiser or kind.optimiser, "squares": squares}
     elif optimiser == "adagrad":
         raise ConfigError(f"optim.output adagrad: output.kind {kind.name} has no rates for single rows; use sgd")
     frequencies = torch.as_tensor(counts).to("cpu", torch.float64)
+    if classes is not None:
+        making["classes"] = classes
     if ranks is not None:
         making["make"] = partial(_sharded(kind), ranks)
     layer = load(kind.make)(config, hidden, frequencies, **making)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lstlm.errors import ConfigError
-from lstlm.kernels.ops import ADAGRAD_EPSILON, adagrad_table
+from lstlm.kernels.ops import adagrad_table
 from lstlm.protocol.saved import bounds, insist
 from lstlm.protocol.scan import Block, parts
 
@@ -24,7 +24,8 @@ class ScaledRows(nn.Module):
     """W = scale·matrix and b = scale·bias: multiplying all of W by a number is O(1), adding to n rows O(n·hidden).
 
     matrix (D,hidden), bias (D,) or None, scale a number in a 0-d buffer (so that a state_dict holds everything).
-    With `adagrad` also squares (D,): for each row, the sum of the mean squares of its gradients so far.
+    With `adagrad` also squares (D,): for each row, the sum of the mean squares of its gradients so far, and of what
+    it began with: from 0 the first step of a row goes `lr` far whatever its gradient, too far for a rare word.
     """
 
     matrix: Tensor
@@ -32,12 +33,12 @@ class ScaledRows(nn.Module):
     scale: Tensor
     squares: Tensor | None
 
-    def __init__(self, matrix: Tensor, bias: bool, adagrad: bool = False) -> None:
+    def __init__(self, matrix: Tensor, bias: bool, adagrad: bool = False, squares: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("matrix", matrix)
         self.register_buffer("bias", matrix.new_zeros(len(matrix)) if bias else None)
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
-        self.register_buffer("squares", matrix.new_zeros(len(matrix)) if adagrad else None)
+        self.register_buffer("squares", matrix.new_full((len(matrix),), squares) if adagrad else None)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -89,18 +90,12 @@ class ScaledRows(nn.Module):
     def adagrad_(self, gradient: RowGradient, lr: float) -> None:
         """Take a step of row-wise Adagrad: s += mean(g²), row −= lr·g/√s, g the gradient of a row and its bias."""
         assert self.squares is not None
-        rows, G, g = gradient.rows, gradient.weight, gradient.bias
+        matrix, bias, squares, rows = self.matrix, self.bias, self.squares, gradient.rows
         if isinstance(rows, slice):
-            bias = None if self.bias is None else self.bias[rows]
-            adagrad_table(self.matrix[rows], bias, self.squares[rows], G, g, lr, float(self.scale))
-            return
-        size = G.shape[1] + (self.bias is not None)
-        fresh = torch.linalg.vecdot(G, G) if self.bias is None else torch.linalg.vecdot(G, G).addcmul_(g, g)
-        self.squares[rows] += fresh.div_(size)
-        step = self.squares[rows].sqrt().add_(ADAGRAD_EPSILON).mul_(float(self.scale)).reciprocal_().mul_(-lr)
-        self.matrix.index_add_(0, rows, G * step[:, None])
-        if self.bias is not None:
-            self.bias.index_add_(0, rows, g * step)
+            matrix, squares, bias, ids = matrix[rows], squares[rows], None if bias is None else bias[rows], None
+        else:
+            ids = rows
+        adagrad_table(matrix, bias, squares, gradient.weight, gradient.bias, lr / float(self.scale), ids)
 
     def scores(self, h: Tensor, rows: slice) -> Tensor:
         """Return h W[rows]ᵀ + b[rows].  h (m,hidden) → (m,n)."""
@@ -137,11 +132,31 @@ class RowGradient(NamedTuple):
     weight: Tensor
     bias: Tensor
 
+    def whole(self) -> RowGradient:
+        return self
 
-def merged(gradients: Iterable[RowGradient]) -> list[RowGradient]:
+    def adagrad_(self, lr: float) -> None:
+        self.table.adagrad_(self, lr)
+
+
+class Gradient(Protocol):
+    """The gradient of some rows of a table, as numbers in memory or as something that makes them."""
+
+    @property
+    def table(self) -> ScaledRows:
+        """The table whose rows they are."""
+
+    def whole(self) -> RowGradient:
+        """Return it with its numbers in memory."""
+
+    def adagrad_(self, lr: float) -> None:
+        """Let the table take its step."""
+
+
+def merged(gradients: Iterable[Gradient]) -> list[RowGradient]:
     """Return one gradient a table, the sum of those given: for Adagrad, several minibatches are one larger one."""
     tables: dict[ScaledRows, list[RowGradient]] = {}
-    for gradient in gradients:
+    for gradient in (gradient.whole() for gradient in gradients):
         tables.setdefault(gradient.table, []).append(gradient)
     return [_sum(table, parts) for table, parts in tables.items()]
 
@@ -165,6 +180,7 @@ class Making:
     device: torch.device | str | None = None
     generator: torch.Generator | None = None
     optimiser: str = "sgd"  # of its rows: sgd, or adagrad, row by row
+    squares: float = 0.0  # what adagrad's sums of squared gradients begin at
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -178,7 +194,8 @@ class Making:
     def rows(self, count: int, hidden: int) -> ScaledRows:
         """Draw a matrix (count,hidden), with a bias of zeros where one is wanted."""
         like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return ScaledRows(uniform_rows(count, hidden, self.init_scale, like, self.generator), self.bias, self.adagrad)
+        matrix = uniform_rows(count, hidden, self.init_scale, like, self.generator)
+        return ScaledRows(matrix, self.bias, self.adagrad, self.squares)
 
 
 def uniform_rows(

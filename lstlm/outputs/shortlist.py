@@ -1,4 +1,4 @@
-"""The shortlist head: a softmax where the text is, the factored layer where the vocabulary is."""
+"""The shortlist head: a softmax where the text is, classes beside it, the factored layer where the vocabulary is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch.nn.functional import pad
 
 from lstlm.errors import ConfigError
 from lstlm.outputs.base import RecordedOutput, RecordedStep
-from lstlm.outputs.rows import Making, RowGradient
-from lstlm.outputs.shortlist_step import Route, ShortlistStep
+from lstlm.outputs.middle import Middle, bounds_of, order_of
+from lstlm.outputs.rows import Making, RowGradient, ScaledRows
+from lstlm.outputs.shortlist_resize import resize
+from lstlm.outputs.shortlist_step import Pairs, Route, ShortlistStep
 from lstlm.outputs.spherical import loss_of
 from lstlm.protocol.arguments import without_autocast
 from lstlm.protocol.saved import are_inverse, insist
@@ -24,24 +26,30 @@ from lstlm.spherical.shrink import LearningRateTooLarge
 if TYPE_CHECKING:
     from lstlm.config import OutputConfig
 
+FEWEST = 4
 TAIL_RATE = 0.04
 TAIL_INPUTS = 128
+MIDDLE_INPUTS = 128
 
 
 class ShortlistOutput(RecordedOutput):
-    """A softmax over the k most frequent words and "the rest", and a factored softmax over the words of the rest.
+    """A softmax over the frequent words, classes of less frequent ones and "the rest", whose words are factored.
 
         p(c | h) = softmax_c(W_s h + b_s)                          for the k words of the short list
-        p(c | h) = softmax_rest(W_s h + b_s) · ρ_c t(õ_c) / Z(h)   for the others,   Z(h) = Σ ρ_c t(õ_c)
+        p(c | h) = softmax_g(W_s h + b_s) · softmax_c(V_g h'' + b) for the M words of the middle, each in a class g
+        p(c | h) = softmax_rest(W_s h + b_s) · ρ_c t(õ_c) / Z(h)   for all others,   Z(h) = Σ ρ_c t(õ_c)
 
     with t of the spherical family, 1 + õ + õ²/2 by default, and the tempered prior ρ ∝ count^prior_power. õ = W̃ h' + b̃
-    reads h', the first `tail_inputs` units of h: what is to be known of rare words finds room there, and learns faster.
-    Exactly normalised; a log-probability costs O(k·hidden + tail_inputs²), a step 3·m·k·hidden and a factored step of
-    the examples whose target is in the tail: neither depends on the number of words. The k + 1 rows of the short list
-    learn by row-wise Adagrad (or SGD). The tail learns by exact SGD at `tail_rate` times the rate of the short list;
+    reads h', the first `tail_inputs` units of h: what is to be known of rare words finds room there, and learns faster;
+    h'' are the first `middle_inputs`. Exactly normalised. A log-probability costs O((k + G)·hidden + size of a
+    class·middle_inputs + tail_inputs²), a step three products with the k + G + 1 rows of the top, one with a class for
+    each example of the middle, and a factored step of the examples of the tail: none depends on the number of words.
+    The stored rows learn by row-wise Adagrad (or SGD). The tail learns by exact SGD at `tail_rate` times their rate;
     there prior × rate = const, that is a word's own rate is proportional to count^−prior_power: see `SphericalOutput`.
 
-    counts (D,) give the order. `make_tail` makes the factored layer.
+    counts (D,) give the order. `classes` (M,) are those of the words after the list, the most frequent first; without
+    them there is no middle. Words that are used alike should share a class: `lstlm.data.classes` finds such ones. The
+    rows of the top begin as frequent as their words. `make_tail` makes the factored layer.
     """
 
     rank: Tensor
@@ -53,6 +61,8 @@ class ShortlistOutput(RecordedOutput):
         counts: Tensor,
         *,
         shortlist: int = 250,
+        classes: Tensor | None = None,
+        middle_inputs: int = MIDDLE_INPUTS,
         loss: SphericalLoss | None = None,
         prior_power: float = 0.5,
         tail_rate: float = TAIL_RATE,
@@ -65,16 +75,19 @@ class ShortlistOutput(RecordedOutput):
         make, vocab = Making(**{"optimiser": "adagrad", **making}), len(counts)
         loss = TaylorSoftmax() if loss is None else loss
         super().__init__(hidden, vocab)
-        if shortlist < 1:
-            raise ConfigError(f"output.shortlist is {shortlist}: at least 1 is needed")
-        if tail_inputs < 1:
-            raise ConfigError(f"output.tail_inputs is {tail_inputs}: at least 1 is needed")
-        if vocab < 4:
+        for name, value in (("shortlist", shortlist), ("middle_inputs", middle_inputs), ("tail_inputs", tail_inputs)):
+            if value < 1:
+                raise ConfigError(f"output.{name} is {value}: at least 1 is needed")
+        if vocab < FEWEST:
             raise ConfigError(f"output.kind shortlist: {vocab} words are too few for a list and a tail; use softmax")
         self.shortlist = min(shortlist, vocab - 2)  # the factored layer has at least two words
         self.tail_rate, self.tail_inputs = tail_rate, min(tail_inputs, hidden)
-        self.head = make.rows(self.shortlist + 1, hidden)  # the last row is "the rest"
-        order = counts.argsort(descending=True, stable=True).cpu()
+        order, group = order_of(counts, self.shortlist, classes)
+        near, sizes = self.shortlist + len(group), torch.bincount(group)
+        self.head = make.rows(self.shortlist + len(sizes) + 1, hidden)  # the last row is "the rest"
+        self.middle = (
+            Middle(make.rows(len(group), min(middle_inputs, hidden)), bounds_of(sizes)) if len(sizes) else None
+        )
         where = self.head.matrix.device
         self.register_buffer("word_of_rank", order.to(where))
         self.register_buffer("rank", order.argsort().to(where))
@@ -89,11 +102,26 @@ class ShortlistOutput(RecordedOutput):
         )
         self._prior_power = prior_power
         self.tail = self._make_tail(
-            vocab - self.shortlist,
-            prior=self._prior(counts.cpu()[order[self.shortlist :]]),
+            vocab - near,
+            prior=self._prior(counts.cpu()[order[near:]]),
             init_scale=make.init_scale,
             generator=make.generator,
         )
+        self._begin_as_frequent(counts.cpu().double()[order] + 1.0)
+
+    def _begin_as_frequent(self, counts: Tensor) -> None:
+        """Set the biases of the top, where it has some, to the logarithms of the shares.  counts by rank (D,)."""
+        rows = self.top_of(torch.arange(len(counts), device=self.rank.device))
+        if self.head.bias is not None:
+            mass = counts.new_zeros(len(self.head.bias)).index_add_(0, rows.cpu(), counts)
+            self.head.bias.copy_((mass / mass.sum()).log())
+
+    def top_of(self, rank: Tensor) -> Tensor:
+        """Return the row of the top that a word of this rank belongs to: its own, its class's or that of the rest."""
+        k = self.shortlist
+        if self.middle is None:
+            return rank.clamp(max=k)
+        return torch.where(rank < k, rank, k + self.middle.class_of((rank - k).clamp_(0, self.middle.words)))
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -106,6 +134,10 @@ class ShortlistOutput(RecordedOutput):
     @property
     def like(self) -> Tensor:
         return self.head.matrix
+
+    def tables(self) -> list[ScaledRows]:
+        """Return the tables of stored rows: of the top and of the middle."""
+        return [self.head] if self.middle is None else [self.head, self.middle.rows]
 
     def tail_part(self, x: Tensor) -> Tensor:
         """Return what the tail reads of h, or a gradient to it: the first columns, no copy.  x (m,hidden)."""
@@ -132,8 +164,12 @@ class ShortlistOutput(RecordedOutput):
         """Return the way of the pairs (example, target) of the tail to where they are worked on, and back."""
         return Route(pairs)
 
+    def _mid_route(self, pairs: int) -> Route:
+        """Return the way of those of the middle."""
+        return Route(pairs)
+
     def _summed(self, gradient: RowGradient) -> RowGradient:
-        """Return the gradient of the short list for the whole minibatch."""
+        """Return the gradient of the top for the whole minibatch."""
         return gradient
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -151,40 +187,16 @@ class ShortlistOutput(RecordedOutput):
 
     def expect(self, target_ids: Tensor) -> None:
         """Hear the targets of some minibatches to come, of any shape; changes no weight."""
-        ranks = self.rank[target_ids.reshape(-1)] - self.shortlist
+        ranks = self.rank[target_ids.reshape(-1)] - (self.vocab - self.tail.vocab)
         if len(tail := ranks[ranks >= 0]):
             self.tail.expect(tail)
 
-    @torch.no_grad()
     def resize_vocabulary(self, keep: Tensor | None, counts: Tensor) -> None:
         """Keep the words `keep` (distinct ids, in this order; all by default), append words up to len(counts).
 
-        Words stay in the list or the tail where they are; new ones start in the tail, as their counts (D',) say.
+        Words stay in the list, their class or the tail; new ones start in the tail, as their counts (D',) say.
         """
-        keep = torch.arange(self.vocab) if keep is None else keep.cpu()
-        if len(torch.unique(keep)) != len(keep) or bool(((keep < 0) | (keep >= self.vocab)).any()):
-            raise ConfigError(f"keep: ids must be distinct and within the vocabulary of {self.vocab}")
-        if len(counts) < len(keep):
-            raise ConfigError(f"counts has {len(counts)} words, {len(keep)} are kept: give one for every word")
-        rank = self.rank.cpu()[keep]
-        listed = rank < self.shortlist
-        if not bool(listed.any()) or len(counts) - int(listed.sum()) < 2:
-            raise ConfigError("resize: at least one word of the list and two of the tail must stay")
-        where, vectors = self.rank.device, self.tail_part(self.weight())
-        vectors = torch.cat([vectors, self.bias_vector()[:, None]], 1)[keep]
-        words = torch.arange(len(counts))
-        tail = torch.cat([words[: len(keep)][~listed], words[len(keep) :]])
-        order = torch.cat([words[: len(keep)][listed][rank[listed].argsort()], tail])
-        self.head.keep_(torch.cat([rank[listed].sort().values, torch.tensor([self.shortlist])]).to(where))
-        W = vectors.new_zeros(len(tail), vectors.shape[1])
-        W[: len(keep) - int(listed.sum())] = vectors[~listed]
-        prior = self._prior(counts.cpu()[tail])
-        self.discard()
-        self._vocab, self.shortlist = len(counts), int(listed.sum())
-        self.word_of_rank, self.rank = order.to(where), order.argsort().to(where)
-        self.tail = self._make_tail(len(tail), prior=prior, init_scale=0.0)
-        W *= (prior / prior.sum()).sqrt()[:, None].to(W)
-        self.tail.set_weight(W if self.tail.has_bias else self.tail_part(W))
+        resize(self, keep, counts)
 
     def restore(self) -> bool:
         """Fold the factors of the tail into plain weights. O(D·hidden²)."""
@@ -198,24 +210,25 @@ class ShortlistOutput(RecordedOutput):
         """Return log p(ids | h) in the shape of ids, (m,) or (m,K). Exact; O(k·hidden + hidden²) an example."""
         self._check(h, ids)
         rank = self.rank[ids.reshape(len(h), -1)]
-        top = self.head.scores(h, slice(None)).log_softmax(1)
-        found = top.gather(1, rank.clamp(max=self.shortlist))
-        if len(pairs := (rank >= self.shortlist).nonzero()):
-            example, column = pairs.T
-            found[example, column] += self.tail.log_prob(
-                self.tail_part(h)[example], rank[example, column] - self.shortlist
-            )
+        found = self.head.scores(h, slice(None)).log_softmax(1).gather(1, self.top_of(rank))
+        near, flat = self.vocab - self.tail.vocab, found.view(-1)
+        if len(far := Pairs(rank, found, near, self.vocab)):
+            flat[far.at] += self.tail.log_prob(self.tail_part(h)[far.example], far.rows)
+        if self.middle is not None and len(mid := Pairs(rank, found, self.shortlist, near)):
+            flat[mid.at] += self.middle.log_prob(self.middle.part(h)[mid.example], mid.rows)
         return found.view(ids.shape)
 
     def _scan(self, h: Tensor) -> Scan:
-        """Log-probabilities: the short list, then the tail by blocks."""
-        top, k = self.head.scores(h, slice(None)).log_softmax(1), self.shortlist
-        rest, tail = top[:, k:], self.tail._scan(self.tail_part(h))
+        """Log-probabilities: the short list, the middle by classes, then the tail by blocks."""
+        top, k, near = self.head.scores(h, slice(None)).log_softmax(1), self.shortlist, self.vocab - self.tail.vocab
+        rest, tail = top[:, -1:], self.tail._scan(self.tail_part(h))
 
         def blocks() -> Iterator[Block]:
             yield self.word_of_rank[:k], lambda: top[:, :k]
+            if self.middle is not None:
+                yield from self.middle.blocks(self.middle.part(h), self.word_of_rank[k:near], top[:, k:-1])
             for ids, compute in tail():
-                yield self.word_of_rank[k + ids], lambda compute=compute: compute() + rest  # type: ignore[misc]
+                yield self.word_of_rank[near + ids], lambda compute=compute: compute() + rest  # type: ignore[misc]
 
         return blocks
 
@@ -229,19 +242,21 @@ class ShortlistOutput(RecordedOutput):
 
     @torch.no_grad()
     def weight(self) -> Tensor:
-        """Return the word vectors (D,hidden) in word order: rows of the softmax, and õ's of the tail, filled with 0."""
-        return self._joined(self.head.weight(), pad(self.tail.weight(), (0, self.hidden - self.tail_inputs)))
+        """Return the word vectors (D,hidden) in word order, those of middle and tail filled with 0; õ's in the tail."""
+        tail = self.tail.weight() / self._root_prior()[:, None]
+        tables = [self.head.weight()[: self.shortlist], *(table.weight() for table in self.tables()[1:]), tail]
+        return torch.cat([pad(table, (0, self.hidden - table.shape[1])) for table in tables])[self.rank]
 
     @torch.no_grad()
     def bias_vector(self) -> Tensor:
         """Return the biases (D,) in word order."""
-        return self._joined(self.head.bias_vector(), self.tail.bias_vector())
+        tail = self.tail.bias_vector() / self._root_prior()
+        listed = self.head.bias_vector()[: self.shortlist]
+        return torch.cat([listed, *(table.bias_vector() for table in self.tables()[1:]), tail])[self.rank]
 
-    def _joined(self, head: Tensor, tail: Tensor) -> Tensor:
+    def _root_prior(self) -> Tensor:
         assert self.tail.state.p is not None
-        p = self.tail.state.p.to(tail)
-        tail = tail / (p if tail.ndim == 1 else p[:, None])  # W is √ρ ∘ W̃
-        return torch.cat([head[: self.shortlist], tail])[self.rank]
+        return self.tail.state.p.to(self.like)  # W is √ρ ∘ W̃
 
     # ---- figures about the layer ---------------------------------------------------------------------------------
     def statistics(self) -> dict[str, float]:
@@ -258,19 +273,35 @@ class ShortlistOutput(RecordedOutput):
         return self.tail.last_stabilise_ms
 
 
+def parts_of(config: OutputConfig, vocab: int) -> tuple[int, int, int]:
+    """Return the words of the list, the words of the middle, and the classes of the latter."""
+    listed = min(config.shortlist, vocab - 2)
+    words = min(config.middle, vocab - listed - 2)
+    return listed, words, min(words, config.classes or round(words**0.5))
+
+
 def shortlist(
     config: OutputConfig,
     hidden: int,
     counts: Tensor,
     make: Callable[..., ShortlistOutput] = ShortlistOutput,
+    classes: Tensor | None = None,
     **making: Any,
 ) -> ShortlistOutput:
-    """Return the layer of `output.kind: shortlist`; ranks that share its rows pass their own `make`."""
+    """Return the layer of `output.kind: shortlist`; ranks that share its rows pass their own `make`.
+
+    Without `classes`, words of like frequency share one: what a layer has before it is loaded.
+    """
+    _, words, number = parts_of(config, len(counts))
+    if words > 0 and classes is None:
+        classes = torch.arange(words) * number // words
     settings = {name: getattr(config, name) for name in ("stabilise", "stabilise_range", "stabilise_every")}
     return make(
         hidden,
         counts,
         shortlist=config.shortlist,
+        classes=classes,
+        middle_inputs=config.middle_inputs,
         loss=loss_of(config),
         prior_power=config.prior_power,
         tail_rate=config.tail_rate,

@@ -201,7 +201,8 @@ def learn_list(head: Any, m: int, part: slice, size: int) -> dict[str, Tensor]:
     """Train by both ways in, with minibatches of the list alone, of the tail alone and of both; read at the end."""
     losses, gradients = [], []
     for number, (h, ids, _) in enumerate(batches(m, 1, 40)):
-        words = {0: head.word_of_rank[ids % size], 1: head.word_of_rank[size + ids % (VOCAB - size)]}
+        near = VOCAB - head.tail.vocab  # the list and the middle
+        words = {0: head.word_of_rank[ids % size], 1: head.word_of_rank[near + ids % (VOCAB - near)]}
         ids = words.get(number % 5, ids)[:, 0]
         if number % 2:
             found, gradient = head.value_and_grad(h[part], ids[part])
@@ -217,22 +218,36 @@ def learn_list(head: Any, m: int, part: slice, size: int) -> dict[str, Tensor]:
     return {**told, "weight": head.weight(), "bias": head.bias_vector(), **reading(head)}
 
 
-def list_settings(optimiser: str, size: int) -> dict[str, Any]:
-    return {**settings(), "shortlist": size, "tail_rate": 0.5, "tail_inputs": HIDDEN - 1, "optimiser": optimiser}
+def list_settings(optimiser: str, size: int, middle: int) -> dict[str, Any]:
+    classes = torch.arange(middle) % 3 if middle else None
+    made = {**settings(), "classes": classes, "middle_inputs": HIDDEN - 2, "optimiser": optimiser}
+    return {**made, "shortlist": size, "tail_rate": 0.5, "tail_inputs": HIDDEN - 1}
 
 
-def sharded_list(ranks: Ranks, m: int, optimiser: str, size: int) -> Any:
-    head = ShardedShortlist(ranks, HIDDEN, COUNTS, **list_settings(optimiser, size))
-    return {"list": {**learn_list(head, m, ranks.part(m), size), "replica": head.head.matrix}}
+def sharded_list(ranks: Ranks, m: int, *chosen: Any) -> Any:
+    head, size = ShardedShortlist(ranks, HIDDEN, COUNTS, **list_settings(*chosen)), chosen[1]
+    return {
+        "list": {
+            **learn_list(head, m, ranks.part(m), size),
+            "replica": torch.cat([table.matrix.reshape(-1) for table in head.tables()]),
+        }
+    }
 
 
 # of 3 examples the tail has fewer than there are ranks; 23 and 40 take the square form
 @pytest.mark.parametrize(
-    ("world", "m", "optimiser", "size"), [(2, 3, "adagrad", 30), (2, 40, "sgd", 9), (3, 23, "adagrad", 9)]
+    ("world", "m", "chosen"),
+    [
+        (2, 3, ("adagrad", 30, 0)),
+        (2, 40, ("sgd", 9, 0)),
+        (3, 23, ("adagrad", 9, 0)),
+        (2, 3, ("adagrad", 9, 12)),
+        (3, 40, ("sgd", 9, 12)),
+    ],
 )
 def test_a_shortlist_is_trained_as_one_process_trains_it(
-    tmp_path: Path, world: int, m: int, optimiser: str, size: int
+    tmp_path: Path, world: int, m: int, chosen: tuple[str, int, int]
 ) -> None:
-    several = run_ranks(world, tmp_path, sharded_list, m, optimiser, size)
-    head = ShortlistOutput(HIDDEN, COUNTS, **list_settings(optimiser, size))
-    compare(learn_list(head, m, slice(None), size), several, "list")
+    several = run_ranks(world, tmp_path, sharded_list, m, *chosen)
+    head = ShortlistOutput(HIDDEN, COUNTS, **list_settings(*chosen))
+    compare(learn_list(head, m, slice(None), chosen[1]), several, "list")

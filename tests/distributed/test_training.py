@@ -69,6 +69,16 @@ def learn(ranks: Ranks, config: Config, steps: int) -> dict[str, Any]:
     [
         (2, ["data.context_kind=previous"]),
         (2, ["data.context_kind=previous", "output.kind=shortlist", "output.loss=taylor", "output.shortlist=20"]),
+        (
+            2,
+            [
+                "data.context_kind=previous",
+                "output.kind=shortlist",
+                "output.loss=taylor",
+                "output.shortlist=9",
+                "output.middle=15",
+            ],
+        ),
         (3, ["data.context_kind=bag", "optim.embedding=sgd", "optim.hidden=adam", "train.batch_size=4"]),
     ],
 )
@@ -147,7 +157,8 @@ def test_a_shortlist_loads_at_another_number_of_ranks(tmp_path: Path, corpus: Pa
     settings = [
         "output.kind=shortlist",
         "output.loss=taylor",
-        "output.shortlist=20",
+        "output.shortlist=10",
+        "output.middle=12",
         "output.stabilise_range=[0.9, 1.1]",
     ]
     config = configuration(corpus, *settings, "output.init_scale=0.3", "output.tail_rate=2")

@@ -144,30 +144,39 @@ class DenseSampled(DenseLinear):
 
 
 class DenseShortlist(Dense):
-    """softmax over the short list and "the rest", times ρ·t(õ)/Σρ·t(õ) over the tail, from all of its outputs.
+    """softmax over the short list, the classes of the middle and "the rest", times one over the words of a class.
+
+    In the tail times ρ·t(õ)/Σρ·t(õ) instead, from all of its outputs.
 
     The leaves of the tail are √ρ∘W̃, on which the layer takes its plain SGD step.
     """
 
-    def __init__(self, layer: nn.Module, loss: str, config: OutputConfig, counts: Tensor) -> None:
+    def __init__(self, layer: nn.Module, loss: str, config: OutputConfig, counts: Tensor, classes: Tensor) -> None:
         super().__init__(layer)
-        self.loss, self.epsilon, self.k, self.inputs = loss, config.epsilon, config.shortlist, config.tail_inputs
-        self.order = counts.argsort(descending=True, stable=True)
-        prior = (counts[self.order[self.k :]].double() + 1.0) ** config.prior_power
+        self.loss, self.epsilon, self.config, self.classes = loss, config.epsilon, config, classes
+        order = counts.argsort(descending=True, stable=True)
+        k, near = config.shortlist, config.shortlist + len(classes)
+        self.listed, self.mid, self.far = order[:k], order[k:near], order[near:]
+        prior = (counts[self.far].double() + 1.0) ** config.prior_power
         self.prior = prior / prior.sum()
         self.take(**self.layer_weights())
 
     def layer_weights(self) -> dict[str, Tensor]:
-        """The rows of the short list as they are stored; those of the tail from the words' vectors."""
-        words = self.order[self.k :]
-        W, b = self.layer.weight()[words, : self.inputs], self.layer.bias_vector()[words]
-        root = self.prior.sqrt()
-        head = self.layer.head
-        return {"S": head.weight(), "s": head.bias_vector(), "W": root[:, None] * W, "b": root * b}
+        """The rows of the top as they are stored, those of the others from the words' vectors."""
+        W, b, root, head = self.layer.weight(), self.layer.bias_vector(), self.prior.sqrt(), self.layer.head
+        middle = {"V": W[self.mid, : self.config.middle_inputs], "v": b[self.mid]}
+        tail = {"W": root[:, None] * W[self.far, : self.config.tail_inputs], "b": root * b[self.far]}
+        return {"S": head.weight(), "s": head.bias_vector(), **middle, **tail}
 
     def log_probs(self, h: Tensor) -> Tensor:
-        top = (h @ self.leaves["S"].T + self.leaves["s"]).log_softmax(1)
-        o = (h[:, : self.inputs] @ self.leaves["W"].T + self.leaves["b"]) / self.prior.sqrt()
+        top, k = (h @ self.leaves["S"].T + self.leaves["s"]).log_softmax(1), len(self.listed)
+        found = torch.empty(len(h), self.layer.vocab, dtype=h.dtype)
+        found[:, self.listed] = top[:, :k]
+        scores = h[:, : self.config.middle_inputs] @ self.leaves["V"].T + self.leaves["v"]
+        for group in range(len(self.classes.unique())):
+            mates = self.classes == group
+            found[:, self.mid[mates]] = top[:, k + group, None] + scores[:, mates].log_softmax(1)
+        o = (h[:, : self.config.tail_inputs] @ self.leaves["W"].T + self.leaves["b"]) / self.prior.sqrt()
         t = self.prior * {"spherical": o**2 + self.epsilon, "taylor": 1 + o + o**2 / 2}[self.loss]
-        by_rank = torch.cat([top[:, : self.k], top[:, self.k :] + (t / t.sum(1, keepdim=True)).log()], 1)
-        return by_rank[:, self.order.argsort()]
+        found[:, self.far] = top[:, -1:] + (t / t.sum(1, keepdim=True)).log()
+        return found

@@ -36,7 +36,8 @@ def counts_of(vocab: int) -> Tensor:
 
 COUNTS = counts_of(VOCAB)
 SPHERICAL = [f"{kind}-{loss}" for kind in ("factored", "naive") for loss in ("z", "squared", "spherical", "taylor")]
-SHORTLIST = ["shortlist-taylor", "shortlist-spherical"]
+SHORTLIST = ["shortlist-taylor", "shortlist-spherical", "shortlist-classed"]
+CLASSES = torch.tensor([3, 0, 1, 1, 0, 2, 0, 1, 1, 0, 1, 3, 0])  # one word is a class of its own
 LAYERS = [*SPHERICAL, *SHORTLIST, "softmax", "hierarchical", "hierarchical-brown", "adaptive", "sampled", "sampled-all"]
 NORMALISED = [name for name in LAYERS if not name.endswith(("-z", "-squared"))]
 ONE_TARGET = ["sampled", "sampled-all"]
@@ -48,16 +49,29 @@ def config_of(name: str, **more: object) -> OutputConfig:
     kind, _, detail = name.partition("-")
     config = OutputConfig(kind=kind, init_scale=0.3, candidates=VOCAB if detail == "all" else 12)
     if kind in ("factored", "naive", "shortlist"):
-        config = dataclasses.replace(config, loss=detail, shortlist=9, tail_rate=1.0, tail_inputs=HIDDEN - 1)
+        loss = "taylor" if detail == "classed" else detail
+        sizes = {
+            "shortlist": 9,
+            "tail_inputs": HIDDEN - 1,
+            "middle_inputs": HIDDEN - 2,
+            "middle": len(classes_of(name)),
+        }
+        config = dataclasses.replace(config, loss=loss, tail_rate=1.0, **sizes)
     if detail == "brown":
         config = dataclasses.replace(config, clustering="brown")
     return dataclasses.replace(config, **more)
+
+
+def classes_of(name: str) -> Tensor:
+    return CLASSES if name == "shortlist-classed" else CLASSES[:0]
 
 
 def make(name: str, seed: int = 3, dtype: torch.dtype = torch.float64, vocab: int = VOCAB, **more: object) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     # plain SGD, which the dense definitions follow; Adagrad has its own tests
     place = {"optimiser": "sgd", "dtype": dtype, "generator": generator}
+    if len(classes := classes_of(name)):
+        place["classes"] = classes
     return make_output(config_of(name, **more), HIDDEN, counts_of(vocab), **place)
 
 
@@ -67,7 +81,8 @@ def dense_of(name: str, layer: nn.Module) -> Dense:
         config = config_of(name)
         return DenseSpherical(layer, detail, config.a, config.b, config.epsilon)
     if kind == "shortlist":
-        return DenseShortlist(layer, detail, config_of(name), counts_of(layer.vocab))
+        config = config_of(name)
+        return DenseShortlist(layer, config.loss, config, counts_of(layer.vocab), classes_of(name))
     if kind == "sampled":
         return DenseLinear(layer) if detail == "all" else DenseSampled(layer, counts_of(layer.vocab))
     return DENSE[kind](layer)

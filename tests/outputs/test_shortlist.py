@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -9,9 +12,13 @@ from lstlm.config import parse_config
 from lstlm.errors import ConfigError, NumericsError
 from lstlm.outputs import ShortlistOutput
 from lstlm.spherical import SphericalSoftmax, ZLoss
-from tests.outputs.test_outputs_battery import COUNTS, HIDDEN, VOCAB, batch, compare_steps, make
+from tests.outputs.test_outputs_battery import CLASSES, COUNTS, HIDDEN, SHORTLIST, VOCAB, batch, compare_steps, make
 
-HEADS = ["shortlist-taylor", "shortlist-spherical"]
+HEADS = SHORTLIST
+
+
+def classed(**settings: object) -> ShortlistOutput:
+    return small(classes=CLASSES, middle_inputs=HIDDEN - 1, **settings)
 
 
 def small(**settings: object) -> ShortlistOutput:
@@ -132,3 +139,88 @@ def test_the_vocabulary_can_shrink_and_grow() -> None:
         layer.resize_vocabulary(torch.tensor([0, 0, 1, 2]), torch.ones(4))
     with pytest.raises(ConfigError, match="counts"):
         layer.resize_vocabulary(None, torch.ones(4))
+
+
+def test_the_middle_holds_the_next_words_class_by_class() -> None:
+    layer = classed()
+    order = COUNTS.argsort(descending=True, stable=True)
+    assert layer.middle is not None and layer.middle.words == len(CLASSES) and layer.tail.vocab == VOCAB - 9 - 13
+    assert layer.middle.bounds.tolist() == [0, 5, 10, 11, 13]
+    for group, (first, last) in enumerate(pairwise(layer.middle.bounds.tolist())):
+        words = layer.word_of_rank[9 + first : 9 + last].tolist()
+        assert words == order[9:][: len(CLASSES)][group == CLASSES].tolist()
+
+
+@pytest.mark.parametrize("make_one", [small, classed])
+def test_lists_classes_and_rest_begin_as_frequent_as_they_are(make_one: Callable[..., ShortlistOutput]) -> None:
+    layer = make_one(init_scale=0.0)
+    p = layer.log_prob(torch.zeros(1, HIDDEN, dtype=torch.float64), torch.arange(VOCAB)[None]).exp()[0]
+    share = (COUNTS + 1.0).double() / (COUNTS + 1.0).double().sum()
+    listed = layer.word_of_rank[:9]
+    torch.testing.assert_close(p[listed], share[listed])
+    far = layer.word_of_rank[VOCAB - layer.tail.vocab :]
+    torch.testing.assert_close(p[far].sum(), share[far].sum())
+
+
+def test_a_minibatch_of_one_class_leaves_the_words_of_the_others_alone() -> None:
+    layer = classed()
+    assert layer.middle is not None
+    before, bounds = layer.weight(), layer.middle.bounds.tolist()
+    words = layer.word_of_rank[9 + bounds[1] : 9 + bounds[2]]
+    h, _, _ = batch(3)
+    layer.value_and_grad(h.detach(), words[torch.arange(len(h)) % len(words)])
+    layer.update(0.05)
+    moved = (layer.weight() != before).any(1)
+    inside = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, torch.cat([words, layer.word_of_rank[:9]]), value=True)
+    assert torch.equal(moved, inside)
+
+
+def test_several_minibatches_are_one_larger_one_for_adagrad_too() -> None:
+    one, other = classed(), classed()
+    h, ids, _ = batch(3, m=20)
+    for part in (slice(0, 12), slice(12, 20)):
+        (one(h[part], ids[part]).sum() / 20).backward()
+    other(h, ids).mean().backward()
+    one.update(0.05)
+    other.update(0.05)
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[key], rtol=1e-9, atol=1e-11)
+
+
+def test_a_middle_shrinks_with_its_vocabulary() -> None:
+    layer = classed()
+    for step in range(5):
+        h, ids, _ = batch(step)
+        layer(h, ids).mean().backward()
+        layer.update(0.1)
+    assert layer.middle is not None
+    gone = {*layer.word_of_rank[9 + layer.middle.bounds[2] : 9 + layer.middle.bounds[3]].tolist(), 3, 4, 11}
+    keep = torch.tensor([word for word in range(VOCAB) if word not in gone])  # one class is gone as a whole
+    before, bias = layer.weight(), layer.bias_vector()
+    layer.resize_vocabulary(keep, torch.cat([COUNTS[keep], torch.tensor([7, 3])]))
+    assert layer.middle.classes == 3 and layer.head.matrix.shape[0] == layer.shortlist + 3 + 1
+    torch.testing.assert_close(layer.weight()[: len(keep)], before[keep])
+    torch.testing.assert_close(layer.bias_vector()[: len(keep)], bias[keep])
+    h, ids, _ = batch(9)
+    every = layer.log_prob(h, torch.arange(layer.vocab).expand(len(h), -1))
+    torch.testing.assert_close(every.exp().sum(1), torch.ones(len(h), dtype=h.dtype), rtol=0, atol=1e-12)
+    layer(h, ids % layer.vocab).mean().backward()
+    layer.update(0.1)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (torch.tensor([0, 2]), "without a gap"),
+        (torch.tensor([0, -1]), "without a gap"),
+        (torch.zeros(VOCAB - 9 - 1, dtype=torch.int64), "29 at most"),
+        (torch.zeros(3), "int64"),
+        (torch.zeros(0, dtype=torch.int64), "int64"),
+        (torch.zeros(2, 2, dtype=torch.int64), "int64"),
+    ],
+)
+def test_classes_that_are_none_are_refused(classes: torch.Tensor, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(classes=classes)
+    with pytest.raises(ConfigError, match="middle_inputs is 0"):
+        small(classes=CLASSES, middle_inputs=0)

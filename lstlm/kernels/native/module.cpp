@@ -105,7 +105,8 @@ static PyMethodDef functions[] = {
     BOTH(layers_backward), BOTH(adagrad), BOTH(adam), BOTH(power_iteration), BOTH(repair_frame), BOTH(repair_rows),
     BOTH(leave_segments), BOTH(low_rank_outputs), BOTH(losses), BOTH(low_rank_backward), BOTH(low_rank_shrink), BOTH(add_up),
     BOTH(low_rank_update), BOTH(square_outputs), BOTH(square_backward), BOTH(square_sums),
-    BOTH(symmetric_series), BOTH(square_update), BOTH(cross_entropy), BOTH(adagrad_table), BOTH(dot_bags), BOTH(sum_bags), BOTH(add_bags),
+    BOTH(symmetric_series), BOTH(square_update), BOTH(cross_entropy), BOTH(class_entropy), BOTH(adagrad_classes), BOTH(adagrad_table), BOTH(dot_bags),
+    BOTH(sum_bags), BOTH(add_bags),
     ONE(distinct), ONE(merge), ONE(outside), ONE(read_stamps), METHOD(layout, call<float32::layout>), ONE(level), {nullptr, nullptr, 0, nullptr}};
 
 /* Find how PyTorch describes its tensors. */

@@ -15,3 +15,5 @@
 #include "square.h"
 
 #include "softmax.h"
+
+#include "classes.h"

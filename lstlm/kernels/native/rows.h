@@ -142,31 +142,36 @@ static void adagrad_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<c
     adagrad_by_row(table, ids, values, each, scale, squares.data, rate, epsilon, links, sums[0], sums[1]);
 }
 
-FOR_THIS_PROCESSOR static void adagrad_each_row(const Matrix<Real> &table, Real *bias, Real *squares,
-                                                const Matrix<const Real> &G, const Real *g, double rate, double epsilon,
-                                                int64_t first, int64_t last)
+FOR_THIS_PROCESSOR static void adagrad_each_row(const Matrix<Real> &table, const int64_t *ids, Real *bias,
+                                                Real *squares, const Matrix<const Real> &G, const Real *g, double rate,
+                                                double epsilon, int64_t first, int64_t last)
 {
     const int64_t size = table.columns;
-    for (int64_t i = first; i < last; i++) {
-        const Real *more = G[i];
+    for (int64_t k = first; k < last; k++) {
+        const int64_t i = ids ? ids[k] : k;
+        if (ids && k + AHEAD < last) prefetch(table[ids[k + AHEAD]], size);
+        const Real *more = G[k];
         Real *row = table[i];
-        const double square = dot_of(more, more, size) + (bias ? (double)g[i] * (double)g[i] : 0);
+        const double square = dot_of(more, more, size) + (bias ? (double)g[k] * (double)g[k] : 0);
         squares[i] += (Real)(square / (double)(size + (bias ? 1 : 0)));
         const Real factor = (Real)(-rate / (sqrt((double)squares[i]) + epsilon));
         for (int64_t j = 0; j < size; j++) row[j] += factor * more[j];
-        if (bias) bias[i] += factor * g[i];
+        if (bias) bias[i] += factor * g[k];
     }
 }
 
-/* One step of row-wise Adagrad for all rows of a table (n,size) and, unless None, their biases (n,), given the gradients G
- * and g: squares (n,) += mean of g², then row −= rate · g / (√squares + epsilon). */
-static void adagrad_table(Matrix<Real> table, Optional<Vector<Real>> bias, Vector<Real> squares, Matrix<const Real> G,
-                          Vector<const Real> g, double rate, double epsilon, int64_t threads)
+/* One step of row-wise Adagrad for rows of a table (D,size), those of `ids` (n,), each of which is there once, or all of them, and
+ * of their biases (D,), unless None, given the gradients G (n,size) and g (n,): squares (D,) += mean of g², then
+ * row −= rate · g / (√squares + epsilon). */
+static void adagrad_table(Matrix<Real> table, Optional<Vector<const int64_t>> ids, Optional<Vector<Real>> bias,
+                          Vector<Real> squares, Matrix<const Real> G, Vector<const Real> g, double rate, double epsilon,
+                          int64_t threads)
 {
-    const int64_t n = table.rows;
-    need(G.rows == n && G.columns == table.columns && g.size == n && squares.size == n, "G (n,size), g and squares (n,)");
-    need(!bias.data || bias.size == n, "bias (n,)");
+    const int64_t n = ids.data ? ids.size : table.rows;
+    need(G.rows == n && G.columns == table.columns && g.size == n, "G (n,size), g (n,)");
+    need(squares.size == table.rows && (!bias.data || bias.size == table.rows), "squares, bias (D,)");
+    if (ids.data) check_rows(ids, table.rows);
     share_pass(threads, n, table.columns, [&](int64_t first, int64_t last) {
-        adagrad_each_row(table, bias.data, squares.data, G, g.data, rate, epsilon, first, last);
+        adagrad_each_row(table, ids.data, bias.data, squares.data, G, g.data, rate, epsilon, first, last);
     });
 }

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from lstlm.config import Config
 from lstlm.data import Batch, Corpus, Examples
+from lstlm.data.classes import find_classes
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
 from lstlm.nn.network import Network
 from lstlm.nn.optimisers import Optimisers
+from lstlm.outputs.shortlist import parts_of
 from lstlm.training.loop.clock import PhaseClock
 from lstlm.training.run.checkpoint import Checkpoint
 from lstlm.training.run.shards import load_network, training_state
@@ -63,7 +65,8 @@ class Learner:
         torch.manual_seed(config.train.seed)
         self.generator = torch.Generator(device=device).manual_seed(config.train.seed)
         counts = corpus.vocabulary.shown_counts(config.data.unknown)
-        self.network = Network(config, counts, device=device, generator=self.generator, ranks=ranks)
+        place: dict[str, Any] = {"device": device, "generator": self.generator, "ranks": ranks}
+        self.network = Network(config, counts, classes=middle_classes(config, corpus, ranks), **place)
         self.optimisers = Optimisers(self.network, config.optim)
         self.examples: Stream = examples or open_examples(config, corpus, self.rank, self.world)
         self.words_per_step = config.train.batch_size * self.world
@@ -158,6 +161,21 @@ class Learner:
             torch.cuda.set_rng_state(state["cuda_rng"].clone(), self.device)
         self.examples.restore(position)
         self._batch = None
+
+
+def middle_classes(config: Config, corpus: Corpus, ranks: Ranks | None = None) -> Tensor | None:
+    """Return the classes of the middle of a shortlist, found in the text; on every rank those of the first."""
+    if config.output.kind != "shortlist":
+        return None
+    counts = corpus.vocabulary.shown_counts(config.data.unknown)
+    listed, words, number = parts_of(config.output, len(counts))
+    if words < 1:
+        return None
+    rank = np.argsort(np.argsort(-counts, kind="stable"), kind="stable")
+    found = torch.as_tensor(find_classes(corpus.train.ids, rank, listed, words, number))
+    if ranks is not None:
+        ranks.copy_from_first_([found])
+    return found
 
 
 def open_examples(config: Config, corpus: Corpus, rank: int = 0, world: int = 1) -> Examples:

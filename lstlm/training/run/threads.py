@@ -33,7 +33,7 @@ def multiply_adds(config: Config, vocab: int) -> int:
         "sampled": output.candidates,
         "hierarchical": 2 * math.isqrt(vocab),
         "adaptive": 2 * math.isqrt(vocab),
-        "shortlist": output.shortlist,
+        "shortlist": output.shortlist + (output.classes or math.isqrt(output.middle)),
     }
     width = sizes[-1]
     factored = {"factored": width, "shortlist": min(width, output.tail_inputs)}
