@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import json_option, print_json, say
+from lstlm.cli.common import FROM_1, PATH, json_option, option, print_json, say
 from lstlm.cli.loading import open_vectors, source_argument, vocab_option, which_option
 from lstlm.errors import ConfigError, DataError
 
@@ -24,23 +24,19 @@ Then:
 
 @click.command("export", epilog=EPILOGUE)
 @source_argument(metavar="RUN")
-@click.option(
+@option(
     "--format",
     "form",
     required=True,
     type=click.Choice(["word2vec", "word2vec-bin", "npy", "projector", "safetensors"]),
     help="npy and safetensors put the words beside, in NAME.vocab.tsv; projector makes a folder.",
 )
-@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file or folder to write.")
+@option("--out", "target", required=True, type=PATH, help="The file or folder to write.")
 @which_option
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first, most frequent, so many words.")
-@click.option(
-    "--oov",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Words, one a line: those without a vector get one by their spelling, after all others.",
-)
-@click.option("--force", is_flag=True, help="Write over what is there.")
+@option("--limit", type=FROM_1, help="Only the first, most frequent, so many words.")
+@option("--oov", type=PATH, metavar="FILE",
+        help="Words, one a line: those without a vector get one by their spelling, after all others.")  # fmt: skip
+@option("--force", is_flag=True, help="Write over what is there.")
 @vocab_option
 @json_option
 def command(
