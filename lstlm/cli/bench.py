@@ -72,9 +72,9 @@ def output(**given: Any) -> None:
     known = method_names()
     if given["targets"] > 1:
         known = ("factored", "naive")
-    names = common.names(given["methods"], known, known[:-1] if quick and given["targets"] == 1 else known)
-    losses = common.names(given["losses"], LOSSES.names(), ("z", "squared") if quick else LOSSES.names())
-    stabilisers = common.names(given["stabilise"], STABILISERS.names(), ("lazy",) if quick else STABILISERS.names())
+    names = common.names(given, "methods", known, known[:-1] if quick and given["targets"] == 1 else known)
+    losses = common.names(given, "losses", LOSSES.names(), ("z", "squared") if quick else LOSSES.names())
+    stabilisers = common.names(given, "stabilise", STABILISERS.names(), ("lazy",) if quick else STABILISERS.names())
     rows = {name: given[name] for name in ("candidates", "shortlist") if given[name]}
     methods = expand(names, losses, stabilisers, given["stabilise_every"], rows)
     plan = common.plan_of(
@@ -117,8 +117,8 @@ def model(**given: Any) -> None:
 
     quick = given["quick"]
     known = method_names()[:-1]  # reading is no training
-    names = common.names(given["methods"], known, known)
-    losses = common.names(given["losses"], LOSSES.names(), ("z",))
+    names = common.names(given, "methods", known, known)
+    losses = common.names(given, "losses", LOSSES.names(), ("z",))
     sizes = given["vocab_sizes"] or ((10_000,) if quick else (793_471,))
     effort = common.effort(given, MODEL_EFFORT, (1.0, 100))
     plan = common.plan_of(bench.Plan, given, methods=expand(names, losses, ("lazy",)), effort=effort)
@@ -158,7 +158,7 @@ def learning(**given: Any) -> None:
     common.use_threads(given["threads"])
     from lstlm.bench import learning as bench
 
-    peers = common.names(given["methods"], bench.PEERS, ())
+    peers = common.names(given, "methods", bench.PEERS, ())
     plan = common.plan_of(bench.Plan, given, quick={"seconds": 5.0}, peers=peers)
     common.measure("learning", given, partial(bench.run, plan, say))
 

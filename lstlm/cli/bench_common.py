@@ -86,18 +86,19 @@ def shared_options(threads: str = "torch's") -> Decorator:
     return together(record_options(threads), plot_option)
 
 
-def names(given: str | None, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in an option's value: its own, all known ones, or the default."""
-    if given is None:
+def names(given: dict[str, Any], key: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in the value of --`key`: its own, all known ones, or the default."""
+    value: str | None = given[key]
+    if value is None:
         return tuple(default)
-    if given == "all":
+    if value == "all":
         return tuple(known)
-    chosen = [name.strip() for name in given.split(",") if name.strip()]
+    chosen = [name.strip() for name in value.split(",") if name.strip()]
     for name in chosen:
         if name not in known:
-            raise ConfigError(f"{name!r} is unknown here; {suggest(name, known)}")
+            raise ConfigError(f"--{key} {name!r}: unknown here; {suggest(name, known)}")
     if not chosen:
-        raise ConfigError(f"{given!r} names nothing; known: {', '.join(known)}")
+        raise ConfigError(f"--{key} {value!r}: names nothing; known: {', '.join(known)}")
     return tuple(dict.fromkeys(chosen))
 
 

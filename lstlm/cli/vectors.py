@@ -19,6 +19,7 @@ from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, option, threads_
 from lstlm.cli.prepare import PHASES
 from lstlm.cores import usable_cores
 from lstlm.errors import ConfigError, DataError
+from lstlm.files import inside_a_file
 
 if TYPE_CHECKING:
     from lstlm.api import Run
@@ -104,7 +105,7 @@ def _form(target: Path, force: bool) -> str:
         raise ConfigError(f"--out {target}: ends with none of {', '.join(FORMS)} (and .gz after it)")
     if target.exists() and not (force and target.is_file()):
         raise ConfigError(f"--out {target}: exists; choose another name" + ("" if force else " or add --force"))
-    if any(above.exists() and not above.is_dir() for above in target.parents):
+    if inside_a_file(target):
         raise ConfigError(f"--out {target}: lies inside a file; choose another name")
     return FORMS[ending]
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lstlm.data.corpus import map_numbers
 from lstlm.data.vocabulary import EOS_ID, UNK_ID
 from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError
@@ -79,12 +80,8 @@ class SparseRows:
     def open(cls, folder: Path, name: str, columns: int) -> SparseRows:
         """Map the three arrays that a `RowWriter` wrote."""
         starts = np.load(folder / f"{name}.starts.npy", allow_pickle=False)
-        return cls(starts, _map(folder / f"{name}.indices", "<i4"), _map(folder / f"{name}.values", "<f4"), columns)
-
-
-def _map(path: Path, kind: str) -> NDArray[Any]:
-    """Map a file of numbers; an empty one cannot be mapped."""
-    return np.asarray(np.memmap(path, dtype=kind, mode="r")) if path.stat().st_size else np.zeros(0, dtype=kind)
+        indices = map_numbers(folder / f"{name}.indices", np.dtype("<i4"))
+        return cls(starts, indices, map_numbers(folder / f"{name}.values", np.dtype("<f4")), columns)
 
 
 class RowWriter:

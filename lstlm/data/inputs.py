@@ -188,10 +188,7 @@ class FileSource(TextSource):
         """The bytes on disk, None if one of the files is a pipe."""
         if not all(Path(path).is_file() for path, _ in self.files):
             return None
-        try:
-            return sum(Path(path).stat().st_size for path, _ in self.files)
-        except OSError:
-            return None
+        return sum(Path(path).stat().st_size for path, _ in self.files)
 
     @property
     def has_validation(self) -> bool:
