@@ -1,7 +1,5 @@
 """Pictures, drawn from records alone. matplotlib is needed here and nowhere else."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What is written into pictures: a caption, and names at the ends of lines instead of a legend, moved apart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`lstlm bench learning`: scores against training time, for configurations and for gensim, on one prepared corpus."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """What can be timed: every output layer of the package, by the names that records use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`lstlm bench model`: a whole training step (data, forward, backward, all updates) and its parts, method by method."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

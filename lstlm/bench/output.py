@@ -1,7 +1,5 @@
 """`lstlm bench output`: forward, backward and weight update of an output layer, against the vocabulary size."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

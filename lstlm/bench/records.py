@@ -1,7 +1,5 @@
 """The document of a benchmark: records and the environment they were made in, as JSON and as Markdown tables."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys

@@ -1,7 +1,5 @@
 """Measuring: timed steps of several methods in turn, a plain product beside them, and the memory there is."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """A command of lstlm in a process of its own, and the memory that it and its children have while it runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

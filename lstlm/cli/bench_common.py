@@ -1,7 +1,5 @@
 """What the commands of ``lstlm bench`` share: their options, and what becomes of the records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -119,7 +117,7 @@ def measure(kind: str, given: dict[str, Any], run: Callable[[], list[dict[str, A
     deliver(kind, run(), given)
 
 
-def measure_each(kind: str, given: dict[str, Any], *runs: Callable[[], Outcome]) -> None:
+def measure_each(kind: str, given: dict[str, Any], *runs: Callable[[], "Outcome"]) -> None:
     """Measure in several runs that may leave something out; the rest as `measure`."""
     check_before_work(given)
     outcomes = [run() for run in runs]
@@ -127,7 +125,7 @@ def measure_each(kind: str, given: dict[str, Any], *runs: Callable[[], Outcome])
     deliver(kind, records, given, skipped=[record for outcome in outcomes for record in outcome.skipped])
 
 
-def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, int]) -> Effort:
+def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, int]) -> "Effort":
     """Return how long to measure, in seconds and steps: what was asked for, else `full`, or `quick` with --quick."""
     from lstlm.bench.timing import Effort
 

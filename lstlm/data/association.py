@@ -5,8 +5,6 @@ same settings maps them, and one that was stopped on the way starts that step ag
 not the one that was written, they are made anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

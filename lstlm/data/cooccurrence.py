@@ -8,8 +8,6 @@ Words outside the vocabulary, and those a subsampler drops, are taken out first,
 side by side are neighbours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +58,14 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def block(self, first: int, last: int) -> SparseRows:
+    def block(self, first: int, last: int) -> "SparseRows":
         """Return rows first … last−1 as views."""
         low, high = self.starts[first], self.starts[last]
         return SparseRows(
             self.starts[first : last + 1] - low, self.indices[low:high], self.values[low:high], self.columns
         )
 
-    def blocks(self, entries: int) -> Iterator[tuple[int, int, SparseRows]]:
+    def blocks(self, entries: int) -> Iterator[tuple[int, int, "SparseRows"]]:
         """Yield (first, last, rows first … last−1) with about `entries` entries each, at least one row."""
         first = 0
         while first < len(self):
@@ -77,7 +75,7 @@ class SparseRows:
             first = last
 
     @classmethod
-    def open(cls, folder: Path, name: str, columns: int) -> SparseRows:
+    def open(cls, folder: Path, name: str, columns: int) -> "SparseRows":
         """Map the three arrays that a `RowWriter` wrote."""
         starts = np.load(folder / f"{name}.starts.npy", allow_pickle=False)
         indices = map_numbers(folder / f"{name}.indices", np.dtype("<i4"))

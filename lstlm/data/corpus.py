@@ -4,8 +4,6 @@ A part is a stream of uint32 ids in which `</s>` (id 2) ends each sentence: `the
 marker makes sentence boundaries visible to vectorised code without a second array.
 """
 
-from __future__ import annotations
-
 import mmap
 from array import array
 from collections.abc import Iterable
@@ -50,7 +48,7 @@ class Split:
         return len(self.ids) - self.sentences
 
     @classmethod
-    def from_ids(cls, name: str, ids: NDArray[np.uint32]) -> Split:
+    def from_ids(cls, name: str, ids: NDArray[np.uint32]) -> "Split":
         """Return a split over an id stream in memory (tests, other sources)."""
         if len(ids) and ids[-1] != EOS_ID:
             raise DataError(f"{name}: an id stream must end with </s> (id {EOS_ID}), found id {int(ids[-1])}")
@@ -58,7 +56,7 @@ class Split:
         return cls(name, ids, len(ends), int(np.count_nonzero(np.diff(ends, prepend=-1) == 2)))
 
     @classmethod
-    def from_sentences(cls, name: str, sentences: Iterable[list[str]], vocabulary: Vocabulary) -> Split:
+    def from_sentences(cls, name: str, sentences: Iterable[list[str]], vocabulary: Vocabulary) -> "Split":
         """Return a split of sentences of words; what the vocabulary lacks, or is spelled as a special, is <unk>."""
         index, ids = vocabulary.index, array("I")
         for words in sentences:
@@ -111,7 +109,7 @@ class Corpus:
         return f"<lstlm corpus {self.folder}: {self.train.words:,} words, vocabulary {len(self.vocabulary):,}>"
 
     @classmethod
-    def open(cls, folder: Path | str, verify: bool = True) -> Corpus:
+    def open(cls, folder: Path | str, verify: bool = True) -> "Corpus":
         """Open a prepared folder; with `verify` every file is hashed, without it only sizes are compared."""
         folder = Path(folder)
         manifest = _read_manifest(folder)

@@ -1,7 +1,5 @@
 """Fetches one large file: continues where it stopped, checks the size, and shows up under its name only when whole."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import shutil

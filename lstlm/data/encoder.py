@@ -1,7 +1,5 @@
 """Turns blocks of text into type ids and counts: the work of one worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ thirty numpy operations, one key a word, and a table turns keys into type ids. N
 except the first sight of a new type.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

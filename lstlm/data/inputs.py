@@ -1,7 +1,5 @@
 """Opens text: plain, compressed, or a pipe; hashes and counts what is read; stops at a byte cap."""
 
-from __future__ import annotations
-
 import bz2
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """From the workers' type tables to one vocabulary, and from provisional ids to final ones."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

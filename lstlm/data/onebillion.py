@@ -6,8 +6,6 @@ tokenised, one shuffled sentence a line. Held-out shard 00000 is the customary t
 specials (which that vocabulary's own file spells `<S> </S> <UNK>`).
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Iterator

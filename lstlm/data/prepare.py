@@ -1,7 +1,5 @@
 """From text to a prepared corpus: read and count, merge, encode, and put it in place in one rename."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

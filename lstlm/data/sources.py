@@ -1,7 +1,5 @@
 """Which text: the One Billion Word benchmark, the demo, or files and folders of one's own."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

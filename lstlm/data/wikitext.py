@@ -1,7 +1,5 @@
 """Prose out of a MediaWiki dump: articles only, and of those only running text."""
 
-from __future__ import annotations
-
 import html
 import re
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """Worker processes that encode blocks; a worker that dies is an error, never a hang or a gap."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator
