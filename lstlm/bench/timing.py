@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,11 +18,8 @@ WARM_UP_SHARE = 0.15  # of a method's seconds
 _FLOOR_PRODUCTS = 40  # timed products a round
 
 
-class Steps(Protocol):
-    """Something that takes timed steps."""
-
-    def __call__(self) -> tuple[float, float]:
-        """Take a step; return its milliseconds, and how many of them went into stabilisation."""
+Steps = Callable[[], tuple[float, float]]
+"""Takes a step; returns its milliseconds, and how many of them went into stabilisation."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from lstlm.errors import ConfigError
+from lstlm.files import inside_a_file
 from lstlm.streams import settle_streams
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
@@ -137,6 +139,16 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+
+
+def check_out(path: Path, force: bool) -> None:
+    """Refuse now a file to write at the end: one that is there, or a place that no file can have."""
+    if inside_a_file(path):
+        raise ConfigError(f"--out {path}: lies inside a file; choose another name")
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise ConfigError(f"--out {path}: is a folder or a device; name a file")
+    if path.exists() and not force:
+        raise ConfigError(f"--out {path}: exists; choose another name or add --force")
 
 
 def prepare_streams() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import FROM_1, PATH, json_option, option, print_json, say
+from lstlm.cli.common import FROM_1, PATH, check_out, json_option, option, print_json, say
 from lstlm.cli.loading import open_vectors, source_argument, vocab_option, which_option
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import DataError
 
 EPILOGUE = """\b
 Example:
@@ -59,12 +59,7 @@ def command(
     from lstlm.vectors.writers import WRITERS, outputs
 
     for path in outputs(form, target):
-        if inside := next((above for above in path.parents if above.is_file()), None):
-            raise ConfigError(f"--out {target}: {inside} is a file; {form} needs a folder there")
-        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
-            raise ConfigError(f"--out {path}: is a folder or a device; name a file")
-        if path.exists() and not force:
-            raise ConfigError(f"--out {path}: exists; choose another name or add --force")
+        check_out(path, force)
     everything = open_vectors(source, which, vocabulary=vocabulary)
     vectors = everything.without_empty()
     left_out = len(everything) - len(vectors)

@@ -19,7 +19,6 @@ from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, option, threads_
 from lstlm.cli.prepare import PHASES
 from lstlm.cores import usable_cores
 from lstlm.errors import ConfigError, DataError
-from lstlm.files import inside_a_file
 
 if TYPE_CHECKING:
     from lstlm.api import Run
@@ -103,10 +102,7 @@ def _form(target: Path, force: bool) -> str:
     ending = Path(target.name.removesuffix(".gz")).suffix
     if ending not in FORMS:
         raise ConfigError(f"--out {target}: ends with none of {', '.join(FORMS)} (and .gz after it)")
-    if target.exists() and not (force and target.is_file()):
-        raise ConfigError(f"--out {target}: exists; choose another name" + ("" if force else " or add --force"))
-    if inside_a_file(target):
-        raise ConfigError(f"--out {target}: lies inside a file; choose another name")
+    common.check_out(target, force)
     return FORMS[ending]
 
 

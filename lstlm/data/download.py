@@ -69,8 +69,7 @@ def _fetch(address: str, part: Path, have: int, quiet: bool | None) -> None:
 
 
 def _copy(answer: Any, file: Any, have: int, total: int | None, quiet: bool | None) -> None:
-    label = "downloading"
-    with Bar(total=total, initial=have, unit="B", unit_scale=True, desc=label, disable=quiet) as bar:
+    with Bar(total=total, initial=have, unit="B", unit_scale=True, desc="downloading", disable=quiet) as bar:
         while data := answer.read(CHUNK):
             file.write(data)
             bar.update(len(data))
