@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def inside_a_file(path: Path) -> bool:
-    """Say whether a file stands where `path` needs a folder."""
-    return any(above.exists() and not above.is_dir() for above in path.parents)
+def file_above(path: Path) -> Path | None:
+    """Return the file that stands where `path` needs a folder, if there is one."""
+    return next((above for above in path.parents if above.exists() and not above.is_dir()), None)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lstlm.errors import ConfigError
-from lstlm.files import inside_a_file
+from lstlm.files import file_above
 from lstlm.streams import settle_streams
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
@@ -143,8 +143,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def check_out(path: Path, force: bool) -> None:
     """Refuse now a file to write at the end: one that is there, or a place that no file can have."""
-    if inside_a_file(path):
-        raise ConfigError(f"--out {path}: lies inside a file; choose another name")
+    if above := file_above(path):
+        raise ConfigError(f"--out {path}: {above} is a file, and nothing lies inside a file; choose another name")
     if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
         raise ConfigError(f"--out {path}: is a folder or a device; name a file")
     if path.exists() and not force:

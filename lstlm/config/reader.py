@@ -39,10 +39,6 @@ class Problems:
         self.lines.append(f"{where}: {key}: {message}" if key else f"{where}: {message}")
         self.bad_keys.add(key)
 
-    def raise_any(self) -> None:
-        if self.lines:
-            raise ConfigError("\n".join(self.lines))
-
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, or a recipe by its name; then apply ``overrides`` (``"section.key=value"``).
@@ -109,7 +105,8 @@ def parse_config(text: str, name: str = "config", overrides: Sequence[str] = ())
     config = Config(**{field.name: _section_type(field)(**values[field.name]) for field in fields(Config)})
     for key, message in broken_rules(config, problems.bad_keys):
         problems.add(0, key, message)
-    problems.raise_any()
+    if problems.lines:
+        raise ConfigError("\n".join(problems.lines))
     return config
 
 

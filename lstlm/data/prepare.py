@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.data.workers import WorkerPool
 from lstlm.errors import ConfigError, DataError, LstlmError
-from lstlm.files import inside_a_file
+from lstlm.files import file_above
 from lstlm.sealed import seal
 
 SERIAL_BLOCKS = 4
@@ -114,7 +114,7 @@ def prepare(
 
 def check_target(out: Path, force: bool) -> None:
     """Refuse an output folder with content; with `force`, one that holds anything but a corpus."""
-    if inside_a_file(out):
+    if file_above(out):
         raise ConfigError(f"--out {out}: lies inside a file; name another folder")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; name a folder")
@@ -213,12 +213,9 @@ def _count(
             keep(0, encoder.encode(block))
         encoder.finish()
     else:
-        pool = WorkerPool(folder, workers, options.text)
-        try:
+        with closing(WorkerPool(folder, workers, options.text)) as pool:
             for worker, report in pool.run(chain(first, stream)):
                 keep(worker, report)
-        finally:
-            pool.close()
     if not any(report.written[0] for _, report in reports):
         raise DataError(f"{source.name}: no words for training; is the text empty?")
     source.notes.extend(_doubts(blocks.origins, [report for _, report in reports]))

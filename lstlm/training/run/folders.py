@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lstlm.errors import ConfigError
-from lstlm.files import inside_a_file
+from lstlm.files import file_above
 
 try:
     import fcntl
@@ -61,7 +61,7 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
 
     Returns an open, locked file; the lock goes with the process, however that ends.
     """
-    if inside_a_file(folder):
+    if file_above(folder):
         raise ConfigError(f"--run {folder}: lies inside a file; choose another name")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run {folder}: not a folder; choose another name")
