@@ -12,8 +12,6 @@
 What goes wrong is said in one line by a `ConfigError` (a ValueError), a `DataError` or another `LstlmError`.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence

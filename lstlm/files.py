@@ -6,8 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
+
+
+def file_above(path: Path) -> Path | None:
+    """Return the file that stands where `path` needs a folder, if there is one."""
+    return next((above for above in path.parents if above.exists() and not above.is_dir()), None)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -86,9 +90,7 @@ class HashingWriter:
     def __enter__(self) -> "HashingWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 os.fsync(self._stream.fileno())

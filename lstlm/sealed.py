@@ -17,6 +17,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def fault_of(path: Path, record: Mapping[str, Any], *, hashed: bool = True) -> str | None:
+    """Return how a file differs from its `bytes` and `sha256` in a manifest, None where it does not."""
+    if not path.is_file():
+        return "missing"
+    if (size := path.stat().st_size) != record["bytes"]:
+        return f"{size} bytes where the manifest says {record['bytes']}: truncated or replaced"
+    if hashed and sha256_of(path) != record["sha256"]:
+        return "damaged: its SHA-256 is not the manifest's"
+    return None
+
+
 def seal(document: Mapping[str, Any]) -> str:
     """Return the one text of a document: sorted keys, and a hash of all other entries."""
     body = {key: document[key] for key in document if key != SEAL}
@@ -44,6 +55,13 @@ def read_document(source: Path | bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError(f"expected an object, found {type(document).__name__}")
     return document
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return a document, and whether it is as `seal` wrote it; ValueError where there is no JSON object."""
+    data = read_small(path)
+    document = read_document(data)
+    return document, is_sealed(document, data)
 
 
 def is_sealed(document: Mapping[str, Any], data: bytes) -> bool:

@@ -4,8 +4,6 @@ The check runs the very class that will be timed, in float64, with m/d as in the
 its formula by (m, d) chooses the same one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`lstlm bench data`: how fast text becomes ids and ids become minibatches, with other counters on the same file."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import statistics

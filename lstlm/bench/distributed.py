@@ -1,7 +1,5 @@
 """`lstlm bench distributed`: whole training steps by 1, 2, 4 … processes of this machine; time and bytes a step."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Pictures, drawn from records alone. matplotlib is needed here and nowhere else."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -229,23 +227,19 @@ def _data(figure: Any, records: list[Record]) -> None:
     files = [r for r in records if r["what"] != "minibatches"]
     draws = [r for r in records if r["what"] == "minibatches"]
     names = [f"{r['what']}, {r['method']}" + (f" × {r['workers']}" if r["workers"] > 1 else "") for r in files]
-    for axes, texts, values, title in (
-        (left, names, [r["words_per_s"] / 1e6 for r in files], "text (million words/s)"),
-        (
-            right,
-            [r["kind"] for r in draws],
-            [r["examples_per_s"] / 1e6 for r in draws],
-            "minibatches (million examples/s)",
-        ),
-    ):
-        bars = axes.barh(
-            texts, values, color=[BLUE if "lstlm" in t or axes is right else GREY for t in texts], height=0.6
-        )
-        axes.bar_label(bars, [f"{v:.2f}" for v in values], padding=3, fontsize=8)
-        axes.set(title=title)
-        axes.invert_yaxis()
-        axes.margins(x=0.15)
-        axes.grid(visible=False, axis="y")
+    colours = [BLUE if "lstlm" in name else GREY for name in names]
+    examples = [r["examples_per_s"] / 1e6 for r in draws]
+    _bars(left, names, [r["words_per_s"] / 1e6 for r in files], color=colours, title="text (million words/s)")
+    _bars(right, [r["kind"] for r in draws], examples, color=BLUE, title="minibatches (million examples/s)")
+
+
+def _bars(axes: Any, names: Sequence[str], values: Sequence[float], *, color: Any, title: str) -> None:
+    bars = axes.barh(names, values, color=color, height=0.6)
+    axes.bar_label(bars, [f"{v:.2f}" for v in values], padding=3, fontsize=8)
+    axes.set(title=title)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.grid(visible=False, axis="y")
 
 
 def _distributed(figure: Any, records: list[Record]) -> None:

@@ -1,39 +1,29 @@
 """What is written into pictures: a caption, and names at the ends of lines instead of a legend, moved apart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 GAP = 10.5  # points from one name to the next
 
 
 def spread(heights: list[float], gap: float) -> list[float]:
-    """Return heights at least `gap` apart, in the same order, moved as little as a simple rule can.
+    """Return heights at least `gap` apart, in the same order, moved as little as can be (least squares).
 
-    Heights that are too close form a block with even gaps around its mean; blocks that then touch are merged.
+    Less its rank times the gap, a height may equal the one before but not fall below it: neighbours that do are
+    pooled, and every pool stands at its mean.
     """
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    blocks: list[tuple[float, list[int]]] = []  # (centre, members from below)
-    for i in order:
-        blocks.append((heights[i], [i]))
-        while len(blocks) > 1 and _top(blocks[-2], gap) + gap > _bottom(blocks[-1], gap):
-            (_, lower), (_, upper) = blocks[-2], blocks[-1]
-            members = lower + upper
-            blocks[-2:] = [(sum(heights[j] for j in members) / len(members), members)]
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    pools: list[list[float]] = []
+    for rank, i in enumerate(order):
+        pools.append([heights[i] - rank * gap])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            upper = pools.pop()
+            pools[-1] += upper
     placed = list(heights)
-    for block in blocks:
-        for position, i in enumerate(block[1]):
-            placed[i] = _bottom(block, gap) + position * gap
+    for rank, (i, level) in enumerate(zip(order, (fmean(pool) for pool in pools for _ in pool), strict=True)):
+        placed[i] = level + rank * gap
     return placed
-
-
-def _bottom(block: tuple[float, list[int]], gap: float) -> float:
-    return block[0] - gap * (len(block[1]) - 1) / 2
-
-
-def _top(block: tuple[float, list[int]], gap: float) -> float:
-    return block[0] + gap * (len(block[1]) - 1) / 2
 
 
 def place(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:

@@ -1,7 +1,5 @@
 """Timed steps of one output layer, as `lstlm bench output` takes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from time import perf_counter

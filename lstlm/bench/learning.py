@@ -1,13 +1,13 @@
 """`lstlm bench learning`: scores against training time, for configurations and for gensim, on one prepared corpus."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -84,21 +84,15 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
         _need_gensim()
     corpus = Corpus.open(plan.data)
     scores = WordScores(corpus.vocabulary, {"simlex": plan.simlex, "wordsim": plan.wordsim})
+    jobs = {label: partial(_train, plan, config, corpus, scores) for label, config in configs.items()}
+    jobs |= {peer: partial(_train_peer, plan, corpus, scores) for peer in plan.peers}
+    turns = list(product(range(plan.first_seed, plan.first_seed + plan.seeds), jobs))
+    facts = {"corpus": corpus.folder.name, "D": len(corpus.vocabulary), "words": corpus.train.words}
+    facts |= {"threads": torch.get_num_threads(), "clock": "cpu" if plan.cpu_time else "wall"}
     records: list[Record] = []
-    runs, done = plan.seeds * (len(configs) + len(plan.peers)), 0
-    for seed in range(plan.first_seed, plan.first_seed + plan.seeds):
-        for label, config in configs.items():
-            records += _train(plan, label, config, corpus, scores, seed)
-            done += 1
-            say(f"[{done}/{runs}] {label}, seed {seed}: {_last(records)}")
-        for peer in plan.peers:
-            from lstlm.bench.peers import Peer, train_peer
-
-            settings = Peer(peer, plan.epochs, plan.dimension, seed, plan.now)
-            found = train_peer(settings, corpus, scores.of_words)
-            records += [{**_common(plan, peer, corpus, seed), **point} for point in found]
-            done += 1
-            say(f"[{done}/{runs}] {peer}, seed {seed}: {_last(records)}")
+    for number, (seed, label) in enumerate(turns, 1):
+        records += [{"label": label, "seed": seed, **facts, **point} for point in jobs[label](label, seed)]
+        say(f"[{number}/{len(turns)}] {label}, seed {seed}: {_last(records)}")
     return [dict(finite_or_none(record)) for record in records]
 
 
@@ -124,17 +118,14 @@ def _need_gensim() -> None:
         ) from None
 
 
-def _common(plan: Plan, label: str, corpus: Corpus, seed: int) -> Record:
-    sizes = {
-        "corpus": corpus.folder.name,
-        "D": len(corpus.vocabulary),
-        "words": corpus.train.words,
-        "threads": torch.get_num_threads(),
-    }
-    return {"label": label, "seed": seed, **sizes, "clock": "cpu" if plan.cpu_time else "wall"}
+def _train_peer(plan: Plan, corpus: Corpus, scores: WordScores, peer: str, seed: int) -> list[Record]:
+    """Train a model of gensim's and return a record for each epoch."""
+    from lstlm.bench.peers import Peer, train_peer
+
+    return train_peer(Peer(peer, plan.epochs, plan.dimension, seed, plan.now), corpus, scores.of_words)
 
 
-def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordScores, seed: int) -> list[Record]:
+def _train(plan: Plan, config: Config, corpus: Corpus, scores: WordScores, label: str, seed: int) -> list[Record]:
     """Train one configuration, or go on with it, and return a record for each evaluation."""
     with _folder(plan, f"{label}-{seed}") as folder:
         if not _is_done(plan, folder):
@@ -152,8 +143,7 @@ def _train(plan: Plan, label: str, config: Config, corpus: Corpus, scores: WordS
             if summary.signal is not None:
                 raise SystemExit(128 + summary.signal)  # the others are not to be trained either
         points = curve((folder / METRICS).read_text(encoding="utf-8").splitlines())
-    kind = {"method": config.output.kind, "loss": config.output.loss}
-    return [{**_common(plan, label, corpus, seed), **kind, **point} for point in points]
+    return [{"method": config.output.kind, "loss": config.output.loss, **point} for point in points]
 
 
 @contextmanager

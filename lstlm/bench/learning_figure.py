@@ -1,7 +1,5 @@
 """The picture of `bench learning`: scores against training time, from records alone."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any

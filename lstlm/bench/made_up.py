@@ -1,7 +1,5 @@
 """Text that is made up, of any size, with the shape of English: what benchmarks read where no corpus is at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

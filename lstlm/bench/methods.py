@@ -1,7 +1,5 @@
 """What can be timed: every output layer of the package, by the names that records use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lstlm.bench.records import Record
 from lstlm.config import OutputConfig
-from lstlm.errors import ConfigError
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.registry import LOSSES, OUTPUTS, STABILISERS
 from lstlm.spherical import DenseSphericalOutput, make_loss
@@ -66,9 +64,12 @@ class Method:
         rows: Any = {} if self.rows is None else {ROWS[self.name]: self.rows}
         return replace(config, **rows)
 
-    def sizes(self) -> dict[str, int]:
-        """Return the setting of ROWS that it has, for its records."""
-        return {ROWS[self.name]: getattr(self.config(), ROWS[self.name])} if self.name in ROWS else {}
+    def record(self, vocab: int, d: int, m: int, dtype: torch.dtype = torch.float32) -> Record:
+        """Return the beginning of a record: what is timed, at which sizes."""
+        rows = {ROWS[self.name]: getattr(self.config(), ROWS[self.name])} if self.name in ROWS else {}
+        sizes = {"D": vocab, "d": d, "m": m, **rows}
+        place = {"threads": torch.get_num_threads(), "dtype": str(dtype).removeprefix("torch.")}
+        return {"method": self.name, "loss": self.loss, "stabilise": self.stabilise, **sizes, **place}
 
     @property
     def dense(self) -> bool:
@@ -116,13 +117,6 @@ def expand(
 
     `rows` has the numbers to try of a setting of ROWS.
     """
-    for given, known, option in (
-        (names, method_names(), "--methods"),
-        (losses, LOSSES.names(), "--losses"),
-        (stabilisers, STABILISERS.names(), "--stabilise"),
-    ):
-        if unknown := [name for name in given if name not in known]:
-            raise ConfigError(f"{option} {unknown[0]}: unknown; choose from {', '.join(known)}")
     first = [s for s in stabilisers if not STABILISERS[s].sweeps][:1] or list(stabilisers[:1])
     methods = [Method("factored", loss, s, every) for s in first for loss in losses if "factored" in names]
     stored = [name for name in method_names() if name in names and name not in ("factored", "log_prob")]

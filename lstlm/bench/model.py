@@ -1,8 +1,5 @@
 """`lstlm bench model`: a whole training step (data, forward, backward, all updates) and its parts, method by method."""
 
-from __future__ import annotations
-
-import gc
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,7 +69,7 @@ def synthetic_corpus(vocab: int, tokens: int = TOKENS, seed: int = 1) -> Corpus:
     ids[-1] = EOS_ID
     words = [*SPECIALS, *(f"w{number}" for number in range(vocab - len(SPECIALS)))]
     split = Split.from_ids("train", ids)
-    return Corpus(Path("synthetic"), {}, Vocabulary(words, counts.astype(np.int64)), {"train": split, "valid": split})
+    return Corpus(Path("synthetic"), {}, Vocabulary(words, counts.astype(np.int64)), train=split, valid=split)
 
 
 def configuration(plan: Plan, method: Method) -> Config:
@@ -167,33 +164,22 @@ def _time_group(plan: Plan, group: Sequence[Method], corpus: Corpus) -> list[tup
     effort = replace(plan.effort, seconds=plan.effort.seconds / 1.5)
     for clock in clocks.values():
         clock.warm_up(effort)
-    in_turn(list(clocks.values()), effort, floor)
+    in_turn(clocks.values(), effort, floor)
     records = []
     for method, clock in clocks.items():
         record = _record(plan, method, clock, steps[method].summary())
         records.append((method, {**record, "gemm_floor_ms": floor.milliseconds, "hidden_floor_ms": hidden}))
-    steps.clear()
-    clocks.clear()
-    gc.collect()
     return records
 
 
 def _record(plan: Plan, method: Method, clock: Timed, summary: tuple[dict[str, float], float]) -> Record:
     figures, (phases, output_ms) = clock.summary(), summary
     return {
-        "method": method.name,
-        "loss": method.loss,
-        "D": plan.vocab,
-        "d": plan.hidden + 1,
-        "m": plan.m,
-        **method.sizes(),
+        **method.record(plan.vocab, plan.hidden + 1, plan.m),
         "context": plan.context,
         "combine": plan.combine,
         "hidden_layers": plan.layers,
-        "threads": torch.get_num_threads(),
-        "dtype": "float32",
         **figures,
-        "stabilise": method.stabilise,
         "words_per_s": 1e3 * plan.m / figures["step_ms_mean"],
         "output_ms": output_ms,
         "hidden_ms": sum(phases[name] for name in HIDDEN_PHASES),
@@ -218,17 +204,13 @@ def with_paper(records: Sequence[Record]) -> list[Record]:
     return out
 
 
-NAMES: list[Column] = [
-    ("output layer", lambda r: r["method"]),
-    ("loss", lambda r: r["loss"]),
-    ("D", lambda r: r["D"]),
-]
+NAMES: list[Column] = [("output layer", "method"), ("loss", "loss"), ("D", "D")]
 COLUMNS: list[Column] = [
     *NAMES,
-    ("step ms", lambda r: r["step_ms"]),
-    ("mean", lambda r: r["step_ms_mean"]),
-    ("words/s", lambda r: r["words_per_s"]),
-    ("output ms", lambda r: r["output_ms"]),
+    ("step ms", "step_ms"),
+    ("mean", "step_ms_mean"),
+    ("words/s", "words_per_s"),
+    ("output ms", "output_ms"),
     ("× output", lambda r: r.get("speedup_output")),
     ("paper cpu", lambda r: r.get("paper_cpu_output")),
     ("paper gpu", lambda r: r.get("paper_gpu_output")),
@@ -243,5 +225,5 @@ def markdown(records: Sequence[Record]) -> str:
     """Return the paper's table with ours, and the phases of a step in milliseconds."""
     phases = list(NAMES)
     phases += [(name.replace("_", " "), lambda r, name=name: r["phases_ms"][name]) for name in PHASES]  # type: ignore[misc]
-    phases += [("hidden part", lambda r: r["hidden_ms"]), ("its GEMM floor", lambda r: r["hidden_floor_ms"])]
+    phases += [("hidden part", "hidden_ms"), ("its GEMM floor", "hidden_floor_ms")]
     return table(records, COLUMNS) + "\n\n" + table(records, phases)

@@ -1,7 +1,5 @@
 """`lstlm bench output`: forward, backward and weight update of an output layer, against the vocabulary size."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +75,7 @@ def in_groups(plan: Plan, errors: Mapping[Method, float], time: TimeGroup, say: 
     for vocab in plan.vocab_sizes:
         for group in groups(plan, vocab, outcome, say):
             records = time(group, vocab, outcome)
+            gc.collect()  # the layers, before the next ones are made
             outcome.records += [{**record, "verified_error": errors[method]} for method, record in records]
             work = sum(plan.work(method, vocab) for method in group)
             left.done(work, f"D = {vocab:,}: {len(group)} methods")
@@ -117,13 +116,11 @@ def _time_group(
 ) -> list[tuple[Method, Record]]:
     """Time some methods in turn and return their records."""
     floor = GemmFloor(plan.m, plan.d, plan.dtype, now=plan.effort.now)
-    clocks: dict[Method, Timed] = {}
-    steps: dict[Method, LayerSteps] = {}
-    for method in group:
-        steps[method] = _prepare(plan, method, vocab)
-        clocks[method] = Timed(steps[method], method.period)
-        clocks[method].warm_up(plan.effort)
-    in_turn(list(clocks.values()), plan.effort, floor)
+    steps = {method: _prepare(plan, method, vocab) for method in group}
+    clocks = {method: Timed(steps[method], method.period) for method in group}
+    for clock in clocks.values():
+        clock.warm_up(plan.effort)
+    in_turn(clocks.values(), plan.effort, floor)
     records = []
     for method, clock in clocks.items():
         taken = steps[method]
@@ -132,9 +129,6 @@ def _time_group(
             continue
         record = _record(plan, method, vocab, clock, taken)
         records.append((method, {**record, "gemm_floor_ms": floor.milliseconds}))
-    clocks.clear()
-    steps.clear()
-    gc.collect()
     return records
 
 
@@ -154,17 +148,9 @@ def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSt
     figures = clock.summary()
     repairs = steps.runner.layer.statistics().get("stabilisations", 0.0)
     return {
-        "method": method.name,
-        "loss": method.loss,
-        "D": vocab,
-        "d": plan.d,
-        "m": plan.m,
+        **method.record(vocab, plan.d, plan.m, plan.dtype),
         **({"targets": plan.targets} if plan.targets > 1 else {}),
-        **method.sizes(),
-        "threads": torch.get_num_threads(),
-        "dtype": str(plan.dtype).removeprefix("torch."),
         **figures,
-        "stabilise": method.stabilise,
         "repairs_per_step": repairs / (figures["steps"] + figures["warm_up_steps"]),
         "words_per_s": 1e3 * plan.m / figures["step_ms_mean"],
         "lr": steps.runner.lr,
@@ -176,20 +162,20 @@ def _record(plan: Plan, method: Method, vocab: int, clock: Timed, steps: LayerSt
 
 
 COLUMNS: list[Column] = [
-    ("method", lambda r: r["method"]),
-    ("loss", lambda r: r["loss"]),
+    ("method", "method"),
+    ("loss", "loss"),
     ("stabilise", lambda r: r["stabilise"] if r["method"] == "factored" else None),
-    ("D", lambda r: r["D"]),
-    ("m", lambda r: r["m"]),
+    ("D", "D"),
+    ("m", "m"),
     ("rows", lambda r: r.get("candidates", r.get("shortlist"))),
-    ("step ms", lambda r: r["step_ms"]),
-    ("p10", lambda r: r["step_ms_p10"]),
-    ("p90", lambda r: r["step_ms_p90"]),
+    ("step ms", "step_ms"),
+    ("p10", "step_ms_p10"),
+    ("p90", "step_ms_p90"),
     ("mean", lambda r: r.get("step_ms_mean")),
     ("max", lambda r: r.get("step_ms_max")),
-    ("of it stabilise", lambda r: r["stabilise_ms"]),
-    ("GEMM floor", lambda r: r["gemm_floor_ms"]),
-    ("steps", lambda r: r["steps"]),
+    ("of it stabilise", "stabilise_ms"),
+    ("GEMM floor", "gemm_floor_ms"),
+    ("steps", "steps"),
     ("× naive", lambda r: r.get("times_naive")),
     ("× blocked", lambda r: r.get("times_blocked")),
 ]

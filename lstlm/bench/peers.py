@@ -1,7 +1,5 @@
 """gensim's word2vec on the same prepared corpus: rows to compare with."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ranks that are started to measure something: processes of this machine, none of which outlives the measurement."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

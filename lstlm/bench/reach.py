@@ -1,7 +1,5 @@
 """Learning curves as numbers: the mean curve of a model's seeds, and how soon it reaches another model's end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

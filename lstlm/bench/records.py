@@ -1,7 +1,5 @@
 """The document of a benchmark: records and the environment they were made in, as JSON and as Markdown tables."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys
@@ -24,10 +22,11 @@ KINDS = ("output", "model", "learning", "data", "distributed", "scale")
 def make_document(kind: str, records: Iterable[Record], **more: Any) -> Document:
     """Return {"benchmark", "records", …, "environment"}; the environment names date and command.
 
-    Numbers are rounded here, once, so that a table printed now and one drawn from the file are the same.
+    Numbers are rounded here, once, to six digits, for a clock gives no more: a table printed now and one drawn from the
+    file are the same.
     """
     made = {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "command": ["lstlm", *sys.argv[1:]]}
-    records = [_rounded(record) for record in records]
+    records = json.loads(json.dumps([*records]), parse_float=lambda text: float(f"{float(text):.6g}"))
     return {"benchmark": kind, "records": records, **more, "environment": {**environment.describe(), **made}}
 
 
@@ -45,17 +44,6 @@ def dump(document: Document) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _rounded(value: Any) -> Any:
-    """Six significant digits: a clock gives no more."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value
 
 
 def write(document: Document, path: Path) -> None:

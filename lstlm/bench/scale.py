@@ -4,8 +4,6 @@ Text → `prepare` → minutes of `train` for each configuration → `train --re
 person would start it. What it makes is removed at the end.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

@@ -1,14 +1,11 @@
 """Measuring: timed steps of several methods in turn, a plain product beside them, and the memory there is."""
 
-from __future__ import annotations
-
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,11 +18,8 @@ WARM_UP_SHARE = 0.15  # of a method's seconds
 _FLOOR_PRODUCTS = 40  # timed products a round
 
 
-class Steps(Protocol):
-    """Something that takes timed steps."""
-
-    def __call__(self) -> tuple[float, float]:
-        """Take a step; return its milliseconds, and how many of them went into stabilisation."""
+Steps = Callable[[], tuple[float, float]]
+"""Takes a step; returns its milliseconds, and how many of them went into stabilisation."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +106,14 @@ def median_ms(work: Callable[[], object], repeats: int = 30) -> float:
 
 
 class GemmFloor:
-    """The time of `work` products (m,d)×(d,d), from products timed between the methods of the same run."""
+    """The time of a step's five products (m,d)×(d,d), from products timed between the methods of the same run."""
 
-    def __init__(
-        self, m: int, d: int, dtype: torch.dtype, work: int = 5, now: Callable[[], float] = perf_counter
-    ) -> None:
+    def __init__(self, m: int, d: int, dtype: torch.dtype, now: Callable[[], float] = perf_counter) -> None:
         generator = torch.Generator().manual_seed(3)
         self._left = torch.randn(m, d, generator=generator, dtype=torch.float32).to(dtype)
         self._right = torch.randn(d, d, generator=generator, dtype=torch.float32).to(dtype)
         self._out = torch.empty(m, d, dtype=dtype)
-        self._work, self._now = work, now
+        self._now = now
         self._milliseconds: list[float] = []
 
     def burst(self) -> None:
@@ -134,19 +126,16 @@ class GemmFloor:
 
     @property
     def milliseconds(self) -> float:
-        """The floor: `work` times the median product."""
-        return self._work * statistics.median(self._milliseconds)
+        """The floor: five times the median product."""
+        return 5 * statistics.median(self._milliseconds)
 
 
-def in_turn(
-    methods: Sequence[Timed], effort: Effort, floor: GemmFloor, tick: Callable[[], None] = lambda: None
-) -> None:
+def in_turn(methods: Iterable[Timed], effort: Effort, floor: GemmFloor) -> None:
     """Measure the methods in rounds: each takes its share, then the next, so that noise hits all alike."""
     for _ in range(effort.turns):
         floor.burst()
         for method in methods:
             method.burst(effort)
-            tick()
 
 
 def available_memory() -> int | None:

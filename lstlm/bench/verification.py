@@ -5,8 +5,6 @@ truth for both dtypes. Targets follow Zipf's law, as words do; the hidden values
 there is something to learn; with squared error and the Z-loss U is repaired many times on the way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass

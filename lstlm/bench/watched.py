@@ -1,7 +1,5 @@
 """A command of lstlm in a process of its own, and the memory that it and its children have while it runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -65,12 +63,10 @@ def watch(arguments: Sequence[str], until: Callable[[], bool] = lambda: False) -
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         began = perf_counter()
         process = subprocess.Popen([sys.executable, "-m", "lstlm", *arguments], stdout=out, stderr=err)
-        until_s, own, mapped, both = None, 0, 0, 0
+        until_s, peak = None, Memory(0, 0)
         try:
             while process.poll() is None:
-                if (now := memory_of(process.pid)) is not None and sum(now) > both:
-                    own, mapped = now
-                    both = sum(now)
+                peak = max(peak, memory_of(process.pid) or peak, key=sum)
                 if until_s is None and until():
                     until_s = perf_counter() - began
                 with suppress(subprocess.TimeoutExpired):
@@ -85,4 +81,4 @@ def watch(arguments: Sequence[str], until: Callable[[], bool] = lambda: False) -
         if process.returncode:
             last = (err.read().strip().splitlines() or ["nothing said"])[-1]
             raise LstlmError(f"lstlm {' '.join(arguments[:1])} ended with {process.returncode}: {last}")
-        return Watched(out.read(), seconds, until_s, Memory(own, mapped) if both else None)
+        return Watched(out.read(), seconds, until_s, peak if sum(peak) else None)

@@ -1,7 +1,5 @@
 """Minibatches as of a trained network: Zipfian targets, and h with a mean, a decaying spectrum and a drift."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -67,5 +65,5 @@ class Workload:
         ids = torch.searchsorted(self._cumulative, u).clamp_(max=len(self._cumulative) - 1)
         return torch.addmm(self._mean, x, self._mixed).tanh_(), ids
 
-    def __iter__(self) -> Workload:
+    def __iter__(self) -> "Workload":
         return self

@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         command = import_module(f"lstlm.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         command.name = cmd_name  # each file calls its own `command`
-        common.accept_everywhere(command)
+        common.add_shared_options(command)
         return command
 
     def resolve_command(
@@ -76,13 +76,8 @@ Each command answers --help with its options and an example.
 """
 
 
-@click.group(
-    cls=LazyGroup,
-    epilog=EPILOGUE,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(cls=LazyGroup, epilog=EPILOGUE, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="lstlm", message="%(prog)s %(version)s")
-@common.shared_options
 def cli() -> None:
     """Train language models and word vectors over a full, huge vocabulary.
 
@@ -90,6 +85,9 @@ def cli() -> None:
     Results go to stdout, everything else to stderr.
     """
     common.start_logging()
+
+
+common.add_shared_options(cli, hidden=False)
 
 
 def main() -> NoReturn:

@@ -1,7 +1,5 @@
 """What the commands of ``lstlm bench`` share: their options, and what becomes of the records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lstlm.cli.common import MOST_THREADS, say, suggest
+from lstlm.cli.common import ABOVE_0, PATH, Decorator, option, say, suggest, threads_option, together
 from lstlm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from lstlm.bench.output import Outcome
     from lstlm.bench.timing import Effort
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Plan = TypeVar("_Plan", bound="DataclassInstance")
 MOST = 2**31
 
@@ -47,70 +45,58 @@ class Counts(click.ParamType[tuple[int, ...]]):
         return tuple(counts)
 
 
-def sizes_option(default: str) -> Callable[[_Function], _Function]:
+def sizes_option(default: str) -> Decorator:
     """Return --vocab-sizes."""
-    return click.option("--vocab-sizes", type=Counts(16), help=f"Vocabulary sizes D, with commas.  [{default}]")
+    return option("--vocab-sizes", type=Counts(16), help=f"Vocabulary sizes D, with commas.  [{default}]")
 
 
-def names_option(flag: str, what: str, default: str) -> Callable[[_Function], _Function]:
+def names_option(flag: str, what: str, default: str) -> Decorator:
     """Return an option that takes names with commas, or all."""
-    return click.option(flag, metavar="NAME,…|all", help=f"{what}, with commas.  [{default}]")
+    return option(flag, metavar="NAME,…|all", help=f"{what}, with commas.  [{default}]")
 
 
-def effort_options(seconds: float, steps: int) -> Callable[[_Function], _Function]:
+def effort_options(seconds: float, steps: int) -> Decorator:
     """Return --budget and --steps, both for one method at one size."""
-
-    def decorate(function: _Function) -> _Function:
-        positive = click.FloatRange(min=0, min_open=True)
-        function = click.option(
-            "--steps", type=click.IntRange(3), help=f"Most steps timed for each method and size.  [{steps}]"
-        )(function)
-        return click.option(
-            "--budget", "seconds", type=positive, help=f"Seconds for each method and size, about.  [{seconds:g}]"
-        )(function)
-
-    return decorate
+    return together(
+        option("--budget", "seconds", type=ABOVE_0, help=f"Seconds for each method and size, about.  [{seconds:g}]"),
+        option("--steps", type=click.IntRange(3), help=f"Most steps timed for each method and size.  [{steps}]"),
+    )
 
 
-cpu_time_option = click.option(
+cpu_time_option = option(
     "--cpu-time", is_flag=True, help="Count the process's own CPU seconds: for a machine that others use too."
 )
+plot_option = option("--plot", type=PATH, help="Picture to draw: .png, .pdf or .svg.")
 
 
-def record_options(threads: str = "torch's") -> Callable[[_Function], _Function]:
+def record_options(threads: str = "torch's") -> Decorator:
     """Return --threads, with the default that it tells, --quick and --json."""
-
-    def decorate(function: _Function) -> _Function:
-        path = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
-        for flag, options in (
-            ("--json", {"type": path, "help": "File for the records; - prints them, and only them, on stdout."}),
-            ("--quick", {"is_flag": True, "help": "Small sizes and few steps: to see it work, within a minute."}),
-            ("--threads", {"type": click.IntRange(1, MOST_THREADS), "help": f"Number of threads.  [{threads}]"}),
-        ):
-            function = click.option(flag, **options)(function)  # type: ignore[arg-type]
-        return function
-
-    return decorate
+    return together(
+        threads_option(threads),
+        option("--quick", is_flag=True, help="Small sizes and few steps: to see it work, within a minute."),
+        option("--json", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+               help="File for the records; - prints them, and only them, on stdout."),
+    )  # fmt: skip
 
 
-def shared_options(threads: str = "torch's") -> Callable[[_Function], _Function]:
+def shared_options(threads: str = "torch's") -> Decorator:
     """Return --threads, --quick, --json and --plot."""
-    plot = click.option("--plot", type=click.Path(path_type=Path), help="Picture to draw: .png, .pdf or .svg.")
-    return lambda function: record_options(threads)(plot(function))
+    return together(record_options(threads), plot_option)
 
 
-def names(given: str | None, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in an option's value: its own, all known ones, or the default."""
-    if given is None:
+def names(given: dict[str, Any], key: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in the value of --`key`: its own, all known ones, or the default."""
+    value: str | None = given[key]
+    if value is None:
         return tuple(default)
-    if given == "all":
+    if value == "all":
         return tuple(known)
-    chosen = [name.strip() for name in given.split(",") if name.strip()]
+    chosen = [name.strip() for name in value.split(",") if name.strip()]
     for name in chosen:
         if name not in known:
-            raise ConfigError(f"{name!r} is unknown here; {suggest(name, known)}")
+            raise ConfigError(f"--{key} {name!r}: unknown here; {suggest(name, known)}")
     if not chosen:
-        raise ConfigError(f"{given!r} names nothing; known: {', '.join(known)}")
+        raise ConfigError(f"--{key} {value!r}: names nothing; known: {', '.join(known)}")
     return tuple(dict.fromkeys(chosen))
 
 
@@ -131,7 +117,15 @@ def measure(kind: str, given: dict[str, Any], run: Callable[[], list[dict[str, A
     deliver(kind, run(), given)
 
 
-def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, int]) -> Effort:
+def measure_each(kind: str, given: dict[str, Any], *runs: Callable[[], "Outcome"]) -> None:
+    """Measure in several runs that may leave something out; the rest as `measure`."""
+    check_before_work(given)
+    outcomes = [run() for run in runs]
+    records = [record for outcome in outcomes for record in outcome.records]
+    deliver(kind, records, given, skipped=[record for outcome in outcomes for record in outcome.skipped])
+
+
+def effort(given: dict[str, Any], full: tuple[float, int], quick: tuple[float, int]) -> "Effort":
     """Return how long to measure, in seconds and steps: what was asked for, else `full`, or `quick` with --quick."""
     from lstlm.bench.timing import Effort
 
@@ -163,44 +157,36 @@ def check_before_work(given: dict[str, Any]) -> None:
 
 def deliver(kind: str, records: list[dict[str, Any]], given: dict[str, Any], **more: Any) -> None:
     """Write the records where they were wanted, print the table, draw the picture."""
-    from lstlm.bench.records import dump, make_document, write
+    from lstlm.bench.records import dump, make_document, markdown, write
 
     document = make_document(kind, records, **more)
     target: Path | None = given["json"]
-    if target is not None and str(target) == "-":
+    if str(target) == "-":
         click.echo(dump(document), nl=False)
     else:
-        show(document)  # first: what was measured is not lost where the file cannot be written
+        click.echo(markdown(document))  # first: what was measured is not lost where the file cannot be written
         if target is not None:
             write(document, target)
             say(f"records: {target}")
-    if given.get("plot") is not None:
-        draw(document, given["plot"])
+    draw(document, given.get("plot"))
 
 
-def show(document: dict[str, Any]) -> None:
-    """Print the Markdown table of a document."""
-    from lstlm.bench.records import markdown
+def draw(document: dict[str, Any], path: Path | None) -> None:
+    """Draw the figures of a document, if a place is given, and say where they are."""
+    if path is not None:
+        from lstlm.bench import figures
 
-    click.echo(markdown(document))
-
-
-def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw the figures of a document and say where they are."""
-    from lstlm.bench.figures import draw as draw_document
-
-    for written in draw_document(document, path):
-        say(f"figure: {written}")
+        for written in figures.draw(document, path):
+            say(f"figure: {written}")
 
 
 def replay(paths: Sequence[Path], plot: Path | None) -> None:
     """Print the table of recorded results, and draw their figure where `plot` says so."""
-    from lstlm.bench.records import read
+    from lstlm.bench.records import markdown, read
 
     document = read(paths)
     try:
-        show(document)
-        if plot is not None:
-            draw(document, plot)
+        click.echo(markdown(document))
+        draw(document, plot)
     except KeyError as error:
         raise DataError(f"{paths[0]}: a record lacks {error}; `lstlm bench … --json` writes them all") from error

@@ -5,24 +5,49 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
+from lstlm.errors import ConfigError
+from lstlm.files import file_above
 from lstlm.streams import settle_streams
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change a setting, such as train.max_steps=100; repeatable.",
-)
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+FROM_1 = click.IntRange(min=1)
+FROM_0 = click.IntRange(min=0)
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def option(*names: str, **settings: Any) -> Decorator:
+    """Return click's option; its help tells the default, if there is one."""
+    return click.option(*names, show_default=True, **settings)
+
+
+def together(*options: Decorator) -> Decorator:
+    """Return one decorator for several options, in this order in the help."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for add in reversed(options):
+            function = add(function)
+        return function
+
+    return decorate
+
+
+def threads_option(default: str = "as many as a step is worth") -> Decorator:
+    """Return --threads, whose default is told in words."""
+    return option("--threads", type=click.IntRange(1, MOST_THREADS), help=f"Number of threads.  [{default}]")
+
+
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+set_option = option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
+                    help="Change a setting, such as train.max_steps=100; repeatable.")  # fmt: skip
 
 
 class _StderrHandler(logging.Handler):
@@ -41,7 +66,7 @@ def start_logging() -> None:
         logger.addHandler(_StderrHandler())
 
 
-def _options(hidden: bool) -> list[click.Option]:
+def _shared_options(hidden: bool) -> list[click.Option]:
     """Return -v, --quiet and --debug; they act through the context, so no command needs to take them."""
 
     def setting(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -63,21 +88,14 @@ def _options(hidden: bool) -> list[click.Option]:
     ]
 
 
-def shared_options(function: _Command) -> _Command:
-    """Decorate the top group with -v, --quiet and --debug."""
-    params = getattr(function, "__click_params__", [])
-    function.__click_params__ = params + list(reversed(_options(hidden=False)))  # type: ignore[attr-defined]
-    return function
-
-
-def accept_everywhere(command: click.Command) -> None:
-    """Let ``lstlm train --debug`` mean ``lstlm --debug train``, for a command and all its sub-commands."""
+def add_shared_options(command: click.Command, *, hidden: bool = True) -> None:
+    """Give -v, --quiet and --debug to a command and its sub-commands: ``lstlm train -v`` means ``lstlm -v train``."""
     taken = {name for param in command.params for name in param.opts}
-    command.params += [option for option in _options(hidden=True) if taken.isdisjoint(option.opts)]
+    command.params += [option for option in _shared_options(hidden) if taken.isdisjoint(option.opts)]
     command.context_settings.setdefault("help_option_names", ["-h", "--help"])
     if isinstance(command, click.Group):
         for child in command.commands.values():
-            accept_everywhere(child)
+            add_shared_options(child)
 
 
 def is_quiet() -> bool:
@@ -121,6 +139,16 @@ def suggest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+
+
+def check_out(path: Path, force: bool) -> None:
+    """Refuse now a file to write at the end: one that is there, or a place that no file can have."""
+    if above := file_above(path):
+        raise ConfigError(f"--out {path}: {above} is a file, and nothing lies inside a file; choose another name")
+    if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
+        raise ConfigError(f"--out {path}: is a folder or a device; name a file")
+    if path.exists() and not force:
+        raise ConfigError(f"--out {path}: exists; choose another name or add --force")
 
 
 def prepare_streams() -> None:

@@ -6,7 +6,7 @@ from shutil import get_terminal_size
 
 import click
 
-from lstlm.cli.common import json_option, print_json, set_option
+from lstlm.cli.common import PATH, json_option, option, print_json, set_option
 
 EPILOGUE = """\b
 Example:
@@ -42,9 +42,9 @@ def list_recipes(as_json: bool) -> None:
     short_help="Print a configuration with all defaults.",
     epilog="\b\nExample:\n  lstlm config show demo --explain\n",
 )
-@click.argument("file", type=click.Path(path_type=Path), required=False, metavar="[FILE|RECIPE]")
+@click.argument("file", type=PATH, required=False, metavar="[FILE|RECIPE]")
 @set_option
-@click.option("--explain", is_flag=True, help="Put each key's meaning above it.")
+@option("--explain", is_flag=True, help="Put each key's meaning above it.")
 @json_option
 def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: bool) -> None:
     """Print a FILE or RECIPE with every default filled in; without one, the defaults.
@@ -68,7 +68,7 @@ def show(file: Path | None, overrides: tuple[str, ...], explain: bool, as_json: 
     short_help="Say what is wrong with a configuration.",
     epilog="\b\nExample:\n  lstlm config validate mine.yaml demo\n",
 )
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|RECIPE...")
+@click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE|RECIPE...")
 @set_option
 def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Check each FILE; list everything that is wrong and leave with 2, or say that it is valid."""

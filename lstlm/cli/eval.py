@@ -1,13 +1,13 @@
 """``lstlm eval``: scores of a run or of any file of word vectors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import is_quiet, json_option, print_json, print_table, say
+from lstlm.cli.common import FROM_0, PATH, is_quiet, json_option, option, print_json, print_table, say, together
 from lstlm.cli.eval_perplexity import perplexity
 from lstlm.cli.loading import (
     case_option,
@@ -20,30 +20,17 @@ from lstlm.cli.loading import (
 )
 from lstlm.errors import ConfigError
 
-
-def similarity_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all tests of similarity take."""
-    options = (
-        source_argument(),
-        click.option("--pairs", type=click.Path(path_type=Path), help="The file of human judgements."),
-        oov_option,
-        which_option,
-        case_option,
-        click.option(
-            "--resamples",
-            type=click.IntRange(min=0),
-            default=1000,
-            show_default=True,
-            help="Bootstrap draws for the 95 % interval; 0 for none.",
-        ),
-        click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the bootstrap."),
-        vocab_option,
-        click.option("--by-pos", is_flag=True, help="Also for each part of speech that the file names."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
+similarity_options = together(  # what all tests of similarity take
+    source_argument(),
+    option("--pairs", type=PATH, help="The file of human judgements."),
+    oov_option,
+    which_option,
+    case_option,
+    option("--resamples", type=FROM_0, default=1000, help="Bootstrap draws for the 95 % interval; 0 for none."),
+    option("--seed", type=FROM_0, default=1, help="Of the bootstrap."),
+    vocab_option,
+    option("--by-pos", is_flag=True, help="Also for each part of speech that the file names."),
+)
 
 EPILOGUE = """\b
 Example:
@@ -74,7 +61,7 @@ Example:
 
 @command.command("simlex", short_help="Correlation with SimLex-999.", epilog=SIMLEX_EPILOGUE)
 @similarity_options
-@click.option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
+@option("--download", is_flag=True, help="Fetch SimLex-999 into data/ if it is not found.")
 @json_option
 def simlex(source: Path, pairs: Path | None, download: bool, as_json: bool, **options: Any) -> None:
     """Correlate cosines with the 999 human similarities of SimLex-999.
@@ -179,11 +166,9 @@ Example:
 
 @command.command("analogy", short_help="Accuracy on word analogies, by section.", epilog=ANALOGY_EPILOGUE)
 @source_argument()
-@click.option("--pairs", "--questions", type=click.Path(path_type=Path), help="A file in questions-words format.")
-@click.option("--method", type=click.Choice(["add", "mul", "both"]), default="both", show_default=True,
-              help="3CosAdd, 3CosMul, or both.")  # fmt: skip
-@click.option("--restrict", type=click.IntRange(min=0), default=300_000, show_default=True,
-              help="Answer with the first so many words only; 0 for all.")  # fmt: skip
+@option("--pairs", "--questions", type=PATH, help="A file in questions-words format.")
+@option("--method", type=click.Choice(["add", "mul", "both"]), default="both", help="3CosAdd, 3CosMul, or both.")
+@option("--restrict", type=FROM_0, default=300_000, help="Answer with the first so many words only; 0 for all.")
 @which_option
 @case_option
 @vocab_option

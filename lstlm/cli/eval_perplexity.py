@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import json_option, print_json, print_table, say, warn
+from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, option, print_json, print_table, say, warn
 from lstlm.cli.loading import open_run, source_argument
 from lstlm.errors import ConfigError, DataError
 
@@ -33,18 +33,18 @@ _FEWEST_RANKS = 1000
 
 @click.command("perplexity", short_help="Perplexity, hits and ranks on held-out text.", epilog=EPILOGUE)
 @source_argument("run_path", metavar="RUN")
-@click.option("--split", type=click.Choice(["valid", "train", "test"]), default="valid", show_default=True,
-              help="The part of the prepared corpus.")  # fmt: skip
-@click.option("--text", metavar="FILE|-", help="A text instead, made into words as the corpus was.")
-@click.option("--tokenised", is_flag=True, help="The text has words between blanks, one sentence a line, already.")
-@click.option("--data", type=click.Path(path_type=Path), help="The prepared corpus, if data.dir of the run has moved.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many examples.")
-@click.option("--rank-examples", type=click.IntRange(min=0),
-              help="Rank so many random examples (0: none) for top-1, top-10 and MRR.  "
-                   "[what 10^11 multiply-adds rank, but at least 1000]")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of that sample.")
-@click.option("--words", is_flag=True, help="Print the score of each word instead, one JSON line a sentence.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1, …")
+@option("--split", type=click.Choice(["valid", "train", "test"]), default="valid",
+        help="The part of the prepared corpus.")  # fmt: skip
+@option("--text", metavar="FILE|-", help="A text instead, made into words as the corpus was.")
+@option("--tokenised", is_flag=True, help="The text has words between blanks, one sentence a line, already.")
+@option("--data", type=PATH, help="The prepared corpus, if data.dir of the run has moved.")
+@option("--limit", type=FROM_1, help="Only the first so many examples.")
+@option("--rank-examples", type=FROM_0,
+        help="Rank so many random examples (0: none) for top-1, top-10 and MRR.  "
+             "[what 10^11 multiply-adds rank, but at least 1000]")  # fmt: skip
+@option("--seed", type=FROM_0, default=1, help="Of that sample.")
+@option("--words", is_flag=True, help="Print the score of each word instead, one JSON line a sentence.")
+@option("--device", default="cpu", help="cpu, cuda, cuda:1, …")
 @json_option
 def perplexity(run_path: Path, as_json: bool, **options: Any) -> None:
     """Measure loss, exact perplexity, hits and mean reciprocal rank on held-out words.

@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import json_option, print_json, say
+from lstlm.cli.common import FROM_1, PATH, check_out, json_option, option, print_json, say
 from lstlm.cli.loading import open_vectors, source_argument, vocab_option, which_option
-from lstlm.errors import ConfigError, DataError
+from lstlm.errors import DataError
 
 EPILOGUE = """\b
 Example:
@@ -24,23 +24,19 @@ Then:
 
 @click.command("export", epilog=EPILOGUE)
 @source_argument(metavar="RUN")
-@click.option(
+@option(
     "--format",
     "form",
     required=True,
     type=click.Choice(["word2vec", "word2vec-bin", "npy", "projector", "safetensors"]),
     help="npy and safetensors put the words beside, in NAME.vocab.tsv; projector makes a folder.",
 )
-@click.option("--out", "target", required=True, type=click.Path(path_type=Path), help="The file or folder to write.")
+@option("--out", "target", required=True, type=PATH, help="The file or folder to write.")
 @which_option
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first, most frequent, so many words.")
-@click.option(
-    "--oov",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Words, one a line: those without a vector get one by their spelling, after all others.",
-)
-@click.option("--force", is_flag=True, help="Write over what is there.")
+@option("--limit", type=FROM_1, help="Only the first, most frequent, so many words.")
+@option("--oov", type=PATH, metavar="FILE",
+        help="Words, one a line: those without a vector get one by their spelling, after all others.")  # fmt: skip
+@option("--force", is_flag=True, help="Write over what is there.")
 @vocab_option
 @json_option
 def command(
@@ -63,12 +59,7 @@ def command(
     from lstlm.vectors.writers import WRITERS, outputs
 
     for path in outputs(form, target):
-        if inside := next((above for above in path.parents if above.is_file()), None):
-            raise ConfigError(f"--out {target}: {inside} is a file; {form} needs a folder there")
-        if path.exists() and not path.is_file():  # a device or a pipe would be replaced by a file
-            raise ConfigError(f"--out {path}: is a folder or a device; name a file")
-        if path.exists() and not force:
-            raise ConfigError(f"--out {path}: exists; choose another name or add --force")
+        check_out(path, force)
     everything = open_vectors(source, which, vocabulary=vocabulary)
     vectors = everything.without_empty()
     left_out = len(everything) - len(vectors)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import print_json, say
+from lstlm.cli.common import PATH, Decorator, option, print_json, say
 from lstlm.data.inputs import standard_input
 from lstlm.errors import ConfigError, DataError
 
@@ -14,35 +14,32 @@ if TYPE_CHECKING:
     from lstlm.api import Run
     from lstlm.vectors import Vectors
 
-which_option = click.option(
+which_option = option(
     "--which",
     type=click.Choice(["input", "output", "sum"]),
     help="Of a run: the embeddings (input, the default), the weights of the last layer (output), or their sum.",
 )
-vocab_option = click.option(
+vocab_option = option(
     "--vocab",
     "vocabulary",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The words of a .npy file, one a line; by default NAME.vocab.tsv, NAME.txt or vocab.tsv beside it.",
 )
-case_option = click.option(
+case_option = option(
     "--case",
     type=click.Choice(["fold", "prefer", "exact"]),
     default="fold",
-    show_default=True,
     help="fold: the first, so the most frequent, word that is equal but for case; exact: the very spelling only; "
     "prefer: the very spelling, else fold.",
 )
-oov_option = click.option(
+oov_option = option(
     "--oov", is_flag=True, help="Give words without a vector one by their spelling (character n-grams)."
 )
 
 
-def source_argument(
-    name: str = "source", metavar: str = "RUN_OR_VECTORS"
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def source_argument(name: str = "source", metavar: str = "RUN_OR_VECTORS") -> Decorator:
     """A positional run folder, checkpoint or vector file."""
-    return click.argument(name, metavar=metavar, type=click.Path(path_type=Path))
+    return click.argument(name, metavar=metavar, type=PATH)
 
 
 def is_run(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import json_option, print_table, say
+from lstlm.cli.common import FROM_1, json_option, option, print_table, say
 from lstlm.cli.loading import answer, oov_option, open_vectors, queries, source_argument, vocab_option, which_option
 from lstlm.errors import ConfigError
 
@@ -54,7 +54,7 @@ def read_queries(tokens: Sequence[str]) -> list[Query]:
 @click.command("nn", epilog=EPILOGUE)
 @source_argument(metavar="VECTORS")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Neighbours to list.")
+@option("-k", "count", type=FROM_1, default=10, help="Neighbours to list.")
 @oov_option
 @which_option
 @vocab_option

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lstlm.cli.common import json_option, print_table, say, visible
+from lstlm.cli.common import FROM_0, FROM_1, json_option, option, print_table, say, visible
 from lstlm.cli.loading import answer, open_run, queries, source_argument
 from lstlm.errors import ConfigError
 
@@ -25,11 +25,11 @@ Example:
 @click.command("predict", epilog=EPILOGUE)
 @source_argument("run_path", metavar="RUN")
 @click.argument("text", required=False)
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True, help="Words to list.")
-@click.option("--generate", type=click.IntRange(min=1), metavar="N", help="Go on from TEXT by up to N words instead.")
-@click.option("--temperature", type=click.FloatRange(min=0), metavar="T",
-              help="Of --generate: draw from p^(1/T); 0 takes the likeliest word each time.  [1]")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), help="Of --generate: the same seed draws the same words.")
+@option("-k", "count", type=FROM_1, default=10, help="Words to list.")
+@option("--generate", type=FROM_1, metavar="N", help="Go on from TEXT by up to N words instead.")
+@option("--temperature", type=click.FloatRange(min=0), metavar="T",
+        help="Of --generate: draw from p^(1/T); 0 takes the likeliest word each time.  [1]")  # fmt: skip
+@option("--seed", type=FROM_0, help="Of --generate: the same seed draws the same words.")
 @json_option
 def command(run_path: Path, text: str | None, count: int, as_json: bool, **drawing: Any) -> None:
     """List the likeliest words after TEXT, with probabilities, or with scores where the loss has none.

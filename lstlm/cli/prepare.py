@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import json_option, print_json, print_table, say
+from lstlm.cli.common import FROM_1, PATH, json_option, option, print_json, print_table, say
 from lstlm.cores import usable_cores
 
 EPILOGUE = """\b
@@ -23,33 +23,24 @@ PHASES = {"read": ("B", "reading and counting"), "encode": (" ids", "encoding")}
 
 
 @click.command("prepare", epilog=EPILOGUE)
-@click.option(
-    "--source",
-    "sources",
-    multiple=True,
-    metavar="1b|demo|PATH",
-    help="The same as TEXT, for scripts; repeatable.",
-)
+@option("--source", "sources", multiple=True, metavar="1b|demo|PATH",
+        help="The same as TEXT, for scripts; repeatable.")  # fmt: skip
 @click.argument("more_sources", nargs=-1, metavar="[TEXT]...")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must be new or empty.")
-@click.option("--min-count", type=click.IntRange(1), help="Leave out rarer words.  [1b: 3, demo: 5, else 1]")
-@click.option("--max-vocab", type=int, help="Keep the commonest; counts the specials <unk> <s> </s> too.")
-@click.option("--lowercase", is_flag=True, help="Lower-case the text (the demo always is).")
-@click.option("--tokenise", type=click.Choice(["none", "simple"]), default="none", show_default=True,
-              help="simple: cut raw English text; none: words stand between blanks.")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Processes that encode; at most one a core.  [all cores]")
-@click.option("--valid", multiple=True, metavar="PATH", help="Validation text: a file, folder or glob; repeatable.")
-@click.option("--valid-fraction", type=float, help="Share of sentences kept for validation, if no --valid.  [0.01]")
-@click.option(
-    "--archive", type=click.Path(path_type=Path), help="The One Billion Word .tar.gz or its extracted folder."
-)
-@click.option("--download", is_flag=True, help="Fetch the One Billion Word archive into --data-folder if it is absent.")
-@click.option(
-    "--data-folder", type=click.Path(path_type=Path), default="data", show_default=True, help="Where archives are kept."
-)
-@click.option("--max-bytes", type=click.IntRange(1), help="Refuse what unpacks to more.  [64 GiB]")
-@click.option("--strict", is_flag=True, help="Refuse invalid UTF-8 instead of replacing it.")
-@click.option("--force", is_flag=True, help="Replace --out if it is there.")
+@option("--out", type=PATH, required=True, help="Folder to write; must be new or empty.")
+@option("--min-count", type=FROM_1, help="Leave out rarer words.  [1b: 3, demo: 5, else 1]")
+@option("--max-vocab", type=int, help="Keep the commonest; counts the specials <unk> <s> </s> too.")
+@option("--lowercase", is_flag=True, help="Lower-case the text (the demo always is).")
+@option("--tokenise", type=click.Choice(["none", "simple"]), default="none",
+        help="simple: cut raw English text; none: words stand between blanks.")  # fmt: skip
+@option("--workers", type=FROM_1, help="Processes that encode; at most one a core.  [all cores]")
+@option("--valid", multiple=True, metavar="PATH", help="Validation text: a file, folder or glob; repeatable.")
+@option("--valid-fraction", type=float, help="Share of sentences kept for validation, if no --valid.  [0.01]")
+@option("--archive", type=PATH, help="The One Billion Word .tar.gz or its extracted folder.")
+@option("--download", is_flag=True, help="Fetch the One Billion Word archive into --data-folder if it is absent.")
+@option("--data-folder", type=PATH, default="data", help="Where archives are kept.")
+@option("--max-bytes", type=FROM_1, help="Refuse what unpacks to more.  [64 GiB]")
+@option("--strict", is_flag=True, help="Refuse invalid UTF-8 instead of replacing it.")
+@option("--force", is_flag=True, help="Replace --out if it is there.")
 @json_option
 def command(out: Path, sources: tuple[str, ...], more_sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Turn text into training data: a vocabulary, memory-mapped ids and a manifest with hashes.

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from lstlm.cli import common
+from lstlm.cli.common import PATH, json_option, option
 from lstlm.errors import ConfigError, LstlmError
 
 EPILOGUE = """\b
@@ -18,14 +19,14 @@ Example:
 
 
 @click.command(epilog=EPILOGUE)
-@click.option("--faults", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="About how many.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Chooses which; the same seed, the same faults.")
-@click.option(
+@option("--faults", type=click.IntRange(1, 1_000_000), default=100, help="About how many.")
+@option("--seed", type=int, default=1, help="Chooses which; the same seed, the same faults.")
+@option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="An empty folder to work in, on the disk to be tried; kept.  [default: a temporary one, kept after failures]",
 )
-@common.json_option
+@json_option
 def command(faults: int, seed: int, folder: Path | None, as_json: bool) -> None:
     """Try whether training loses anything on this machine: it is killed, its files damaged, its disk filled.
 

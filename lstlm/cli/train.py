@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lstlm.cli import common
+from lstlm.cli.common import PATH, json_option, option, set_option, threads_option
 from lstlm.errors import ConfigError
 from lstlm.streams import discard
 
@@ -33,46 +34,36 @@ Ctrl-C (or SIGTERM, SIGHUP) finishes the step, saves and exits with 130 (143, 12
 
 
 @click.command(epilog=EPILOGUE)
-@click.option(
+@option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE|RECIPE",
     help="A YAML file, or a recipe by name (see `lstlm config list`). May be left out when a run is resumed; with "
     "--set data.dir=DIR alone, the language model that suits the corpus is trained.",
 )
-@common.set_option
-@click.option(
+@set_option
+@option(
     "--run",
     "--run-folder",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Run folder; torchrun stumbles over --run, so spell it out there.  [default: runs/<config>-<time>]",
 )
-@click.option(
+@option(
     "--resume",
     metavar="auto|PATH",
     help="Continue: from the newest good checkpoint of the run, or from a checkpoint or run folder.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Where to compute: cpu, cuda, cuda:1, …")
-@click.option(
-    "--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [as many as a step is worth]"
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Show settings, size, disk, steps and speed (20 timed steps); write nothing."
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Start anew in a folder that holds a run, or drop checkpoints newer than --resume PATH.",
-)
-@common.json_option
-@click.option(
-    "--rank-timeout",
-    type=click.FloatRange(min=1),
-    metavar="SECONDS",
-    help="Under torchrun: how long to wait for the other ranks before giving up.  [300]",
-)
+@option("--device", default="cpu", help="Where to compute: cpu, cuda, cuda:1, …")
+@threads_option()
+@option("--dry-run", is_flag=True,
+        help="Show settings, size, disk, steps and speed (20 timed steps); write nothing.")  # fmt: skip
+@option("--force", is_flag=True,
+        help="Start anew in a folder that holds a run, or drop checkpoints newer than --resume PATH.")  # fmt: skip
+@json_option
+@option("--rank-timeout", type=click.FloatRange(min=1), metavar="SECONDS",
+        help="Under torchrun: how long to wait for the other ranks before giving up.  [300]")  # fmt: skip
 def command(
     config_path: Path | None,
     overrides: tuple[str, ...],

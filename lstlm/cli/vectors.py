@@ -15,6 +15,7 @@ import click
 
 from lstlm.cli import common
 from lstlm.cli.bars import Bars
+from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, option, threads_option
 from lstlm.cli.prepare import PHASES
 from lstlm.cores import usable_cores
 from lstlm.errors import ConfigError, DataError
@@ -41,27 +42,25 @@ _ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: wh
 
 @click.command("vectors", epilog=EPILOGUE)
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
-@click.option(
+@option(
     "--out",
     "target",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="The file to write: .txt or .vec (word2vec text), .bin (word2vec binary); with .gz after it, compressed.",
 )
-@click.option("--dim", type=click.IntRange(1, 65536), help="Length of a vector.  [by size of text: 100, 200 or 300]")
-@click.option("--min-count", type=click.IntRange(1), help="Leave out rarer words.  [by size of text: 2, 3, 5 or 10]")
-@click.option("--window", type=click.IntRange(1, 512), help="Neighbours counted on each side.  [5]")
-@click.option("--cased", is_flag=True, help="Keep capitals; the text is lower-cased otherwise.")
-@click.option("--tokenise", type=click.Choice(["simple", "none"]), default="simple", show_default=True,
-              help="none: one sentence a line, words between blanks.")  # fmt: skip
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR",
-              help="Keep corpus and run in DIR/corpus and DIR/run.  [the corpus alone, in a cache folder]")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random start.")
-@click.option(
-    "--threads", type=click.IntRange(1, common.MOST_THREADS), help="Number of threads.  [as many as a step is worth]"
-)
-@click.option("--force", is_flag=True, help="Write over --out, and over another corpus in --keep.")
-@common.json_option
+@option("--dim", type=click.IntRange(1, 65536), help="Length of a vector.  [by size of text: 100, 200 or 300]")
+@option("--min-count", type=FROM_1, help="Leave out rarer words.  [by size of text: 2, 3, 5 or 10]")
+@option("--window", type=click.IntRange(1, 512), help="Neighbours counted on each side.  [5]")
+@option("--cased", is_flag=True, help="Keep capitals; the text is lower-cased otherwise.")
+@option("--tokenise", type=click.Choice(["simple", "none"]), default="simple",
+        help="none: one sentence a line, words between blanks.")  # fmt: skip
+@option("--keep", type=PATH, metavar="DIR",
+        help="Keep corpus and run in DIR/corpus and DIR/run.  [the corpus alone, in a cache folder]")  # fmt: skip
+@option("--seed", type=FROM_0, default=1, help="Of the random start.")
+@threads_option()
+@option("--force", is_flag=True, help="Write over --out, and over another corpus in --keep.")
+@json_option
 def command(texts: tuple[str, ...], target: Path, keep: Path | None, as_json: bool, **given: Any) -> None:
     """Learn word vectors from TEXT: files, folders, globs (plain, .gz, .bz2, .xz), or - for stdin.
 
@@ -103,10 +102,7 @@ def _form(target: Path, force: bool) -> str:
     ending = Path(target.name.removesuffix(".gz")).suffix
     if ending not in FORMS:
         raise ConfigError(f"--out {target}: ends with none of {', '.join(FORMS)} (and .gz after it)")
-    if target.exists() and not (force and target.is_file()):
-        raise ConfigError(f"--out {target}: exists; choose another name" + ("" if force else " or add --force"))
-    if any(above.exists() and not above.is_dir() for above in target.parents):
-        raise ConfigError(f"--out {target}: lies inside a file; choose another name")
+    common.check_out(target, force)
     return FORMS[ending]
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, fields
 
 import click
 
-from lstlm.cli.common import is_quiet, json_option, print_json, print_table
+from lstlm.cli.common import FROM_0, FROM_1, is_quiet, json_option, option, print_json, print_table
 from lstlm.cores import worthwhile_threads
 from lstlm.registry import LOSSES
 
@@ -17,20 +17,11 @@ Example:
 
 
 @click.command("verify", epilog=EPILOGUE)
-@click.option("--steps", type=click.IntRange(min=1), default=200, show_default=True, help="Updates of each layer.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float64", "float32"]),
-    default="float64",
-    show_default=True,
-    help="Precision of the factored layer; the naive one, the truth, is always in float64.",
-)
-@click.option(
-    "--loss", "losses", type=click.Choice(LOSSES.names()), multiple=True, help="Only this loss; may be repeated."
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of weights and minibatches."
-)
+@option("--steps", type=FROM_1, default=200, help="Updates of each layer.")
+@option("--dtype", type=click.Choice(["float64", "float32"]), default="float64",
+        help="Precision of the factored layer; the naive one, the truth, is always in float64.")  # fmt: skip
+@option("--loss", "losses", type=click.Choice(LOSSES.names()), multiple=True, help="Only this loss; may be repeated.")
+@option("--seed", type=FROM_0, default=1, help="Seed of weights and minibatches.")
 @json_option
 def command(steps: int, dtype: str, losses: tuple[str, ...], seed: int, as_json: bool) -> None:
     """Train the factored and the naive output layer on the same minibatches, and show how far they are apart.

@@ -6,7 +6,7 @@ import operator
 import os
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,6 +19,7 @@ from lstlm.config.strict_yaml import INTEGER, NUMBER, Mapping, Scalar, Value
 from lstlm.errors import ConfigError
 
 LARGEST_FILE = 1_000_000  # bytes; a configuration is a page
+LONGEST_NUMBER = 1000  # characters; Python refuses to read one of several thousand digits
 
 
 class Invalid(Exception):
@@ -37,10 +38,6 @@ class Problems:
         where = f"{self.name}:{line}" if line else self.name
         self.lines.append(f"{where}: {key}: {message}" if key else f"{where}: {message}")
         self.bad_keys.add(key)
-
-    def raise_any(self) -> None:
-        if self.lines:
-            raise ConfigError("\n".join(self.lines))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -108,7 +105,8 @@ def parse_config(text: str, name: str = "config", overrides: Sequence[str] = ())
     config = Config(**{field.name: _section_type(field)(**values[field.name]) for field in fields(Config)})
     for key, message in broken_rules(config, problems.bad_keys):
         problems.add(0, key, message)
-    problems.raise_any()
+    if problems.lines:
+        raise ConfigError("\n".join(problems.lines))
     return config
 
 
@@ -175,7 +173,11 @@ def convert(value: Value, kind: Any, limits: dict[str, float]) -> Any:
         raise Invalid(f"{describe(value)} is not {wanted}")
     if get_origin(kind) is Literal:
         return _convert_choice(value, get_args(kind))
-    return _SCALARS[kind](value, wanted, limits)
+    if kind is str:
+        return _convert_str(value, wanted)
+    if value.quoted or not _FORMS[kind].fullmatch(value.text) or len(value.text) > LONGEST_NUMBER:
+        raise Invalid(f"{describe(value)} is not {wanted}")
+    return value.text == "true" if kind is bool else _convert_number(value, kind, wanted, limits)
 
 
 def _convert_list(value: Value, kind: Any, limits: dict[str, float]) -> tuple[Any, ...]:
@@ -197,31 +199,7 @@ def _convert_choice(value: Scalar, choices: tuple[str, ...]) -> str:
     raise Invalid(f"{describe(value)} is not one of {', '.join(choices)}{hint}")
 
 
-def _convert_bool(value: Scalar, wanted: str, limits: dict[str, float]) -> bool:
-    if value.quoted or value.text not in ("true", "false"):
-        raise Invalid(f"{describe(value)} is not {wanted}")
-    return value.text == "true"
-
-
-def _convert_int(value: Scalar, wanted: str, limits: dict[str, float]) -> int:
-    if value.quoted or not INTEGER.fullmatch(value.text) or len(value.text) > 40:
-        raise Invalid(f"{describe(value)} is not {wanted}")
-    number = int(value.text)
-    if abs(number) > LARGEST_INT or not _within(number, limits):
-        raise Invalid(f"{number} is out of range; allowed: {wanted}")
-    return number
-
-
-def _convert_float(value: Scalar, wanted: str, limits: dict[str, float]) -> float:
-    if value.quoted or not NUMBER.fullmatch(value.text):
-        raise Invalid(f"{describe(value)} is not {wanted}")
-    number = float(value.text)
-    if not math.isfinite(number) or not _within(number, limits):
-        raise Invalid(f"{describe(value)} is out of range; allowed: {wanted}")
-    return number
-
-
-def _convert_str(value: Scalar, wanted: str, limits: dict[str, float]) -> str:
+def _convert_str(value: Scalar, wanted: str) -> str:
     if not value.quoted and (value.guess != "str" or NUMBER.fullmatch(value.text)):
         guess = "float" if value.guess == "str" else value.guess
         raise Invalid(f"{describe(value)} is not {wanted} (YAML reads it as {guess}); put it in quotes")
@@ -230,19 +208,16 @@ def _convert_str(value: Scalar, wanted: str, limits: dict[str, float]) -> str:
     return value.text
 
 
-_SCALARS: dict[Any, Callable[[Scalar, str, dict[str, float]], Any]] = {
-    bool: _convert_bool,
-    int: _convert_int,
-    float: _convert_float,
-    str: _convert_str,
-}
+def _convert_number(value: Scalar, kind: type[int] | type[float], wanted: str, limits: dict[str, float]) -> float:
+    number = kind(value.text)
+    finite = abs(number) <= LARGEST_INT if kind is int else math.isfinite(number)
+    if not (finite and all(_BOUNDS[word](number, bound) for word, bound in limits.items())):
+        raise Invalid(f"{describe(value)} is out of range; allowed: {wanted}")
+    return number
 
 
+_FORMS = {bool: re.compile("true|false"), int: INTEGER, float: NUMBER}
 _BOUNDS = {"above": operator.gt, "at_least": operator.ge, "below": operator.lt, "at_most": operator.le}
-
-
-def _within(number: float, limits: dict[str, float]) -> bool:
-    return all(_BOUNDS[word](number, bound) for word, bound in limits.items())
 
 
 def _wanted(kind: Any, limits: dict[str, float]) -> str:

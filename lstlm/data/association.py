@@ -5,8 +5,6 @@ same settings maps them, and one that was stopped on the way starts that step ag
 not the one that was written, they are made anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -49,8 +47,7 @@ class Weighting:
             raise ConfigError(f"data.weighting: {kind!r} is not one of {', '.join(WEIGHTINGS)}")
         self._kind, self._log_shift = kind, float(np.log(settings["shift"]))
         self._discount = float(settings.get("discount", 0.0))
-        words = len(counts)
-        self._words = words
+        words = self._words = len(counts)
         row_totals, column_totals = np.zeros((words, 2)), np.zeros(2 * words)
         for first, last, block in counts.blocks(_BLOCK):
             side = block.indices >= words
@@ -59,12 +56,9 @@ class Weighting:
             column_totals += np.bincount(block.indices, block.values, 2 * words)
         smooth = np.maximum(column_totals, 1e-30) ** smoothing
         smooth[column_totals == 0] = 0
-        sums = smooth.reshape(2, words).sum(1)
+        self._log_sums = np.log(np.maximum(smooth.reshape(2, words).sum(1), 1e-30))
         with np.errstate(divide="ignore"):
-            self._log_row = np.log(row_totals)
-            log_smooth = np.log(smooth)
-        self._log_column = log_smooth
-        self._log_sums = np.log(np.maximum(sums, 1e-30))
+            self._log_row, self._log_column = np.log(row_totals), np.log(smooth)
 
     def __call__(self, first: int, block: SparseRows) -> F64:
         """Return the scores of a block's entries; `first` is its first row."""
@@ -114,11 +108,9 @@ def association_rows(
     source["ids"] = corpus.manifest["files"]["train.ids"]["sha256"]
     name = hashlib.sha256(json.dumps({**source, **settings}, sort_keys=True).encode()).hexdigest()[:12]
     folder = corpus.folder / f"{ROWS}{name}"
-    facts = _whole(folder, say)
-    made = facts is None
-    if facts is None:
-        facts = _make(corpus, folder, settings, progress)
-    return SparseRows.open(folder, "rows", 2 * words), {**facts, "made": made}
+    found = _whole(folder, say)
+    facts = _make(corpus, folder, settings, progress) if found is None else found
+    return SparseRows.open(folder, "rows", 2 * words), {**facts, "made": found is None}
 
 
 def _whole(folder: Path, say: Callable[[str], None]) -> dict[str, Any] | None:

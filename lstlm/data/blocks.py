@@ -1,7 +1,5 @@
 """Cuts a byte stream into blocks that end with a line, so that blocks can be encoded apart from each other."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Iterator
 from typing import Protocol

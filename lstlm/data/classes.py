@@ -1,7 +1,5 @@
 """Classes of words that are used alike, from the words that stand beside them: k-means over a corpus."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -8,8 +8,6 @@ Words outside the vocabulary, and those a subsampler drops, are taken out first,
 side by side are neighbours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lstlm.data.corpus import map_numbers
 from lstlm.data.vocabulary import EOS_ID, UNK_ID
 from lstlm.data.windows import Subsampler
 from lstlm.errors import ConfigError
@@ -59,14 +58,14 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def block(self, first: int, last: int) -> SparseRows:
+    def block(self, first: int, last: int) -> "SparseRows":
         """Return rows first … last−1 as views."""
         low, high = self.starts[first], self.starts[last]
         return SparseRows(
             self.starts[first : last + 1] - low, self.indices[low:high], self.values[low:high], self.columns
         )
 
-    def blocks(self, entries: int) -> Iterator[tuple[int, int, SparseRows]]:
+    def blocks(self, entries: int) -> Iterator[tuple[int, int, "SparseRows"]]:
         """Yield (first, last, rows first … last−1) with about `entries` entries each, at least one row."""
         first = 0
         while first < len(self):
@@ -76,15 +75,11 @@ class SparseRows:
             first = last
 
     @classmethod
-    def open(cls, folder: Path, name: str, columns: int) -> SparseRows:
+    def open(cls, folder: Path, name: str, columns: int) -> "SparseRows":
         """Map the three arrays that a `RowWriter` wrote."""
         starts = np.load(folder / f"{name}.starts.npy", allow_pickle=False)
-        return cls(starts, _map(folder / f"{name}.indices", "<i4"), _map(folder / f"{name}.values", "<f4"), columns)
-
-
-def _map(path: Path, kind: str) -> NDArray[Any]:
-    """Map a file of numbers; an empty one cannot be mapped."""
-    return np.asarray(np.memmap(path, dtype=kind, mode="r")) if path.stat().st_size else np.zeros(0, dtype=kind)
+        indices = map_numbers(folder / f"{name}.indices", np.dtype("<i4"))
+        return cls(starts, indices, map_numbers(folder / f"{name}.values", np.dtype("<f4")), columns)
 
 
 class RowWriter:

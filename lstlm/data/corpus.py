@@ -4,12 +4,10 @@ A part is a stream of uint32 ids in which `</s>` (id 2) ends each sentence: `the
 marker makes sentence boundaries visible to vectorised code without a second array.
 """
 
-from __future__ import annotations
-
 import mmap
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import EOS_ID, UNK_ID, Vocabulary, is_reserved
 from lstlm.errors import DataError
-from lstlm.sealed import SEAL, is_sealed, read_document, read_small, sha256_of
+from lstlm.sealed import SEAL, fault_of, read_sealed
 
 FORMAT = "lstlm-corpus"
 FORMAT_VERSION = 2
@@ -50,7 +48,7 @@ class Split:
         return len(self.ids) - self.sentences
 
     @classmethod
-    def from_ids(cls, name: str, ids: NDArray[np.uint32]) -> Split:
+    def from_ids(cls, name: str, ids: NDArray[np.uint32]) -> "Split":
         """Return a split over an id stream in memory (tests, other sources)."""
         if len(ids) and ids[-1] != EOS_ID:
             raise DataError(f"{name}: an id stream must end with </s> (id {EOS_ID}), found id {int(ids[-1])}")
@@ -58,7 +56,7 @@ class Split:
         return cls(name, ids, len(ends), int(np.count_nonzero(np.diff(ends, prepend=-1) == 2)))
 
     @classmethod
-    def from_sentences(cls, name: str, sentences: Iterable[list[str]], vocabulary: Vocabulary) -> Split:
+    def from_sentences(cls, name: str, sentences: Iterable[list[str]], vocabulary: Vocabulary) -> "Split":
         """Return a split of sentences of words; what the vocabulary lacks, or is spelled as a special, is <unk>."""
         index, ids = vocabulary.index, array("I")
         for words in sentences:
@@ -79,8 +77,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder}: no such corpus folder; make one with `lstlm prepare TEXT --out {folder}` (TEXT: files, or demo)"
         )
     try:
-        data = read_small(path)
-        manifest = read_document(data)
+        manifest, whole = read_sealed(path)
     except FileNotFoundError:
         raise DataError(f"{folder}: no {MANIFEST}, so not a prepared corpus; make one with `lstlm prepare`") from None
     except (ValueError, OSError) as error:
@@ -91,69 +88,47 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{path}: format version {manifest.get('version')!r}, this lstlm reads {FORMAT_VERSION}; prepare again"
         )
-    if (manifest["version"] != UNSEALED_VERSION or SEAL in manifest) and not is_sealed(manifest, data):
+    if not whole and (manifest["version"] != UNSEALED_VERSION or SEAL in manifest):
         raise DataError(f"{path}: damaged: its own hash does not match; prepare the corpus again")
     return manifest
 
 
-def _check_file(folder: Path, name: str, record: dict[str, Any], verify: bool) -> Path:
-    path = folder / name
-    if not path.is_file():
-        raise DataError(f"{path}: missing; the corpus is incomplete, prepare it again")
-    if path.stat().st_size != record["bytes"]:
-        raise DataError(
-            f"{path}: {path.stat().st_size} bytes where the manifest says {record['bytes']}; prepare the corpus again"
-        )
-    if verify and sha256_of(path) != record["sha256"]:
-        raise DataError(f"{path}: damaged: its SHA-256 is not the manifest's; prepare the corpus again")
-    return path
-
-
+@dataclass(frozen=True, eq=False, repr=False)
 class Corpus:
-    """A prepared corpus. `valid` may be empty; `test` is None unless the source has such a part.
+    """A prepared corpus: what its manifest says, its words, and its parts."""
 
-    `text` is how its text became words.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        manifest: dict[str, Any],
-        vocabulary: Vocabulary,
-        splits: dict[str, Split],
-        text: TextOptions | None = None,
-    ) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.text = text or TextOptions()
-        self.vocabulary = vocabulary
-        self.train = splits["train"]
-        self.valid = splits["valid"]
-        self.test = splits.get("test")
+    folder: Path
+    manifest: dict[str, Any]
+    vocabulary: Vocabulary
+    train: Split
+    valid: Split  # may be empty
+    test: Split | None = None  # unless the source has such a part
+    text: TextOptions = field(default_factory=TextOptions)  # how its text became words
 
     def __repr__(self) -> str:
         return f"<lstlm corpus {self.folder}: {self.train.words:,} words, vocabulary {len(self.vocabulary):,}>"
 
     @classmethod
-    def open(cls, folder: Path | str, verify: bool = True) -> Corpus:
+    def open(cls, folder: Path | str, verify: bool = True) -> "Corpus":
         """Open a prepared folder; with `verify` every file is hashed, without it only sizes are compared."""
         folder = Path(folder)
         manifest = _read_manifest(folder)
         try:
-            files, parts = manifest["files"], manifest["splits"]
-            paths = {name: _check_file(folder, name, record, verify) for name, record in files.items()}
-            vocabulary = Vocabulary.read(paths[VOCABULARY])
+            for name in (VOCABULARY, *(f"{part}.ids" for part in manifest["splits"])):
+                if fault := fault_of(folder / name, manifest["files"][name], hashed=verify):
+                    raise DataError(f"{folder / name}: {fault}; prepare the corpus again")
+            vocabulary = Vocabulary.read(folder / VOCABULARY)
             if vocabulary.hash != manifest["vocabulary"]["hash"]:
-                raise DataError(f"{paths[VOCABULARY]}: not the vocabulary of this corpus; prepare the corpus again")
+                raise DataError(f"{folder / VOCABULARY}: not the vocabulary of this corpus; prepare the corpus again")
             splits = {}
-            for name, part in parts.items():
-                split = Split(name, _map_ids(paths[f"{name}.ids"]), part["sentences"], part["single_word_sentences"])
+            for name, part in manifest["splits"].items():
+                ids = map_numbers(folder / f"{name}.ids", ID_DTYPE)
+                splits[name] = split = Split(name, ids, part["sentences"], part["single_word_sentences"])
                 if verify:
                     check_counts(split, part, len(vocabulary))
-                splits[name] = split
             settings = manifest["settings"]
             text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
-            return cls(folder, manifest, vocabulary, splits, text)
+            return cls(folder, manifest, vocabulary, text=text, **splits)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{folder / MANIFEST}: damaged ({error!r}); prepare the corpus again") from None
         except OSError as error:
@@ -194,10 +169,9 @@ def check_counts(split: Split, part: dict[str, Any], vocab_size: int, piece: int
         raise DataError(f"{split.name}: the manifest says {wrong[0]}; prepare the corpus again")
 
 
-def _map_ids(path: Path) -> NDArray[np.uint32]:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype=ID_DTYPE)
-    if path.stat().st_size % ID_DTYPE.itemsize:
-        raise DataError(f"{path}: not a whole number of {ID_DTYPE.itemsize}-byte ids; prepare the corpus again")
-    # a plain array over the map: np.memmap's own subclass costs a microsecond an operation
-    return np.asarray(np.memmap(path, dtype=ID_DTYPE, mode="r"))
+def map_numbers(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file of numbers. A plain array over the map: np.memmap's own subclass costs a microsecond an operation."""
+    size = path.stat().st_size
+    if size % kind.itemsize:
+        raise DataError(f"{path}: not a whole number of {kind.itemsize}-byte numbers; prepare the corpus again")
+    return np.asarray(np.memmap(path, dtype=kind, mode="r")) if size else np.zeros(0, dtype=kind)

@@ -9,8 +9,6 @@ Each file is pinned by its hash: a demo that silently ran on other text would gi
 into sentences, tokenised and lower-cased, because so small a corpus cannot afford two spellings of one word.
 """
 
-from __future__ import annotations
-
 import bz2
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

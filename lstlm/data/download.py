@@ -1,7 +1,5 @@
 """Fetches one large file: continues where it stopped, checks the size, and shows up under its name only when whole."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import shutil
@@ -71,8 +69,7 @@ def _fetch(address: str, part: Path, have: int, quiet: bool | None) -> None:
 
 
 def _copy(answer: Any, file: Any, have: int, total: int | None, quiet: bool | None) -> None:
-    label = "downloading"
-    with Bar(total=total, initial=have, unit="B", unit_scale=True, desc=label, disable=quiet) as bar:
+    with Bar(total=total, initial=have, unit="B", unit_scale=True, desc="downloading", disable=quiet) as bar:
         while data := answer.read(CHUNK):
             file.write(data)
             bar.update(len(data))

@@ -1,7 +1,5 @@
 """Turns blocks of text into type ids and counts: the work of one worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lstlm.data.hashing import MAX_WORD_BYTES, TypeTable, Words
+from lstlm.data.hashing import MAX_WORD_BYTES, TypeTable, Words, grown
 from lstlm.data.tokenise import TextOptions
 
 EOS_TYPE, TOO_LONG_TYPE, FIRST_TYPE = 0, 1, 2
@@ -96,9 +94,7 @@ class BlockEncoder:
         """Append ids with sentence ends put in; count them if they are for training."""
         stream = np.insert(ids, sentence_ends, EOS_TYPE)
         if part == "train":
-            need = FIRST_TYPE + self._table.size
-            if need > len(self._counts):
-                self._counts = np.concatenate((self._counts, np.zeros(max(need, len(self._counts)), dtype=np.int64)))
+            self._counts = grown(self._counts, FIRST_TYPE + self._table.size)
             np.add.at(self._counts, stream, 1)
         if part not in self._files:
             self._files[part] = part_file(self._folder, self._worker, part).open("wb")

@@ -5,7 +5,7 @@ thirty numpy operations, one key a word, and a table turns keys into type ids. N
 except the first sight of a new type.
 """
 
-from __future__ import annotations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,12 @@ def _mix(keys: U64) -> U64:
     keys *= _MULTIPLIER_2
     keys ^= keys >> np.uint64(32)
     return keys
+
+
+def grown(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """Return an array of `size` or more, zeros at its end; it at least doubles where it is too short."""
+    missing = size - len(array)
+    return np.concatenate((array, np.zeros(max(missing, len(array)), array.dtype))) if missing > 0 else array
 
 
 class Words:
@@ -165,9 +171,7 @@ class TypeTable:
 
     def _add(self, keys: U64, spellings: list[bytes]) -> None:
         old, self.size = self.size, self.size + len(keys)
-        while self.size > len(self._type_keys):
-            self._type_keys = np.concatenate((self._type_keys, np.zeros_like(self._type_keys)))
-            self._lengths = np.concatenate((self._lengths, np.zeros_like(self._lengths)))
+        self._type_keys, self._lengths = grown(self._type_keys, self.size), grown(self._lengths, self.size)
         self._type_keys[old : self.size] = keys
         self._lengths[old : self.size] = np.fromiter(map(len, spellings), dtype=np.uint8, count=len(keys))
         self.spellings += b"".join(spellings)

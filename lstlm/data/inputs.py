@@ -1,7 +1,5 @@
 """Opens text: plain, compressed, or a pipe; hashes and counts what is read; stops at a byte cap."""
 
-from __future__ import annotations
-
 import bz2
 import errno
 import gzip
@@ -10,6 +8,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -72,11 +71,6 @@ class HashingReader:
             self._on_bytes(len(data))
         return data
 
-    def drain(self) -> None:
-        """Read to the end, so that the hash is that of the whole file."""
-        while self.read(1 << 20):
-            pass
-
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
@@ -129,6 +123,12 @@ class TextReader:
         if self._on_bytes is not None:
             self._on_bytes(len(data))
         return data
+
+
+def drain(file: Reader) -> None:
+    """Read to the end, so that hash and checksum are those of the whole file."""
+    while file.read(1 << 20):
+        pass
 
 
 def unpack(file: HashingReader, name: str, cap: int) -> CappedReader:
@@ -188,10 +188,7 @@ class FileSource(TextSource):
         """The bytes on disk, None if one of the files is a pipe."""
         if not all(Path(path).is_file() for path, _ in self.files):
             return None
-        try:
-            return sum(Path(path).stat().st_size for path, _ in self.files)
-        except OSError:
-            return None
+        return sum(Path(path).stat().st_size for path, _ in self.files)
 
     @property
     def has_validation(self) -> bool:
@@ -204,12 +201,9 @@ class FileSource(TextSource):
                 file = _open_raw(path)
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-            try:
+            with nullcontext() if path == "-" else file:
                 raw = HashingReader(file, on_bytes)
-                text = unpack(raw, str(path), left)
-                yield TextInput(str(path), part, text)
+                text = unpack(raw, path, left)
+                yield TextInput(path, part, text)
                 left -= text.size if text.capped else 0
-                self.records.append({"name": str(path), "part": part, "bytes": raw.size, "sha256": raw.sha256})
-            finally:
-                if path != "-":
-                    file.close()
+                self.records.append({"name": path, "part": part, "bytes": raw.size, "sha256": raw.sha256})

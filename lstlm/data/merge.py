@@ -1,9 +1,8 @@
 """From the workers' type tables to one vocabulary, and from provisional ids to final ones."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -121,25 +120,22 @@ def write_part(
     digest = hashlib.sha256()
     tokens = sentences = unknown = singles = 0
     files = {worker: part_file(folder, worker, part) for worker in range(len(maps))}
-    sources = {worker: path.open("rb") for worker, path in files.items() if path.exists()}
-    try:
-        with (folder / f"{part}.ids").open("wb") as target:
-            for worker, report in order:
-                count = report.written[which]
-                if not count:
-                    continue
-                types = np.fromfile(sources[worker], dtype="<i4", count=count)
-                ids = maps[worker][types].astype(ID_DTYPE, copy=False)
-                target.write(ids.data)
-                digest.update(ids.data)
-                ends = np.flatnonzero(ids == EOS_ID)
-                tokens, sentences = tokens + len(ids), sentences + len(ends)
-                singles += int(np.count_nonzero(np.diff(ends, prepend=-1) == 2))
-                unknown += int(np.count_nonzero(ids == UNK_ID))
-                on_ids(len(ids))
-    finally:
-        for source in sources.values():
-            source.close()
+    with ExitStack() as opened:
+        target = opened.enter_context((folder / f"{part}.ids").open("wb"))
+        sources = {w: opened.enter_context(path.open("rb")) for w, path in files.items() if path.exists()}
+        for worker, report in order:
+            count = report.written[which]
+            if not count:
+                continue
+            types = np.fromfile(sources[worker], dtype="<i4", count=count)
+            ids = maps[worker][types].astype(ID_DTYPE, copy=False)
+            target.write(ids.data)
+            digest.update(ids.data)
+            ends = np.flatnonzero(ids == EOS_ID)
+            tokens, sentences = tokens + len(ids), sentences + len(ends)
+            singles += int(np.count_nonzero(np.diff(ends, prepend=-1) == 2))
+            unknown += int(np.count_nonzero(ids == UNK_ID))
+            on_ids(len(ids))
     for path in files.values():
         path.unlink(missing_ok=True)
     words = tokens - sentences

@@ -6,8 +6,6 @@ epoch is kept but one number a block. Every rank walks the same order and takes 
 so that the union of the ranks is the epoch, once each, and all ranks make equally many steps without talking.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ tokenised, one shuffled sentence a line. Held-out shard 00000 is the customary t
 specials (which that vocabulary's own file spells `<S> </S> <UNK>`).
 """
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from lstlm.data.download import download_file
-from lstlm.data.inputs import CappedReader, FileSource, HashingReader, OnBytes, TextInput, TextSource, unpack
+from lstlm.data.inputs import CappedReader, FileSource, HashingReader, OnBytes, TextInput, TextSource, drain, unpack
 from lstlm.errors import DataError
 
 NAME = "1-billion-word-language-modeling-benchmark-r13output"
@@ -154,9 +152,8 @@ class ArchiveSource(TextSource):
             for text in self._members(stream):
                 parts.append(text.part)
                 yield text
-            while stream.read(1 << 20):  # the rest of the archive belongs to its hash and to its checksum
-                pass
-            raw.drain()
+            drain(stream)
+            drain(raw)
         if "train" not in parts:
             raise _no_shards(self.path)
         self.notes += _completeness(parts)

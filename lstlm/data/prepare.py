@@ -1,7 +1,5 @@
 """From text to a prepared corpus: read and count, merge, encode, and put it in place in one rename."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -9,9 +7,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,8 @@ from lstlm.data.tokenise import TextOptions
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.data.workers import WorkerPool
 from lstlm.errors import ConfigError, DataError, LstlmError
-from lstlm.sealed import seal, sha256_of
+from lstlm.files import file_above
+from lstlm.sealed import seal
 
 SERIAL_BLOCKS = 4
 """Up to so many blocks (4 MiB) are encoded in this process: starting workers would take longer."""
@@ -76,45 +75,46 @@ def usual_min_count(words: int) -> int:
 
 
 def prepare(
-    source: TextSource, out: Path, options: PrepareOptions, *, force: bool = False, progress: Progress | None = None
+    source: TextSource,
+    out: Path,
+    options: PrepareOptions,
+    *,
+    force: bool = False,
+    progress: Progress = lambda phase, done, total: None,
 ) -> dict[str, Any]:
     """Prepare a corpus in the folder `out` and return its manifest plus `seconds` and `words_per_s`.
 
     Everything is written to a temporary folder beside `out` and renamed at the end: `out` is whole or untouched.
     """
-    started = time.perf_counter()
+    times = [time.perf_counter()]
     with replacing_folder(Path(out), force) as folder:
-        order = _count(source, folder, options, progress or (lambda *_: None))
-        counted = time.perf_counter()
+        order = _count(source, folder, options, progress)
+        times.append(time.perf_counter())
         workers = 1 + max((worker for worker, _ in order), default=0)
         min_count = options.min_count or usual_min_count(sum(report.written[0] for _, report in order))
         options = replace(options, min_count=min_count)
         merged = merge_types(folder, workers, min_count, options.max_vocab)
-        merged_at = time.perf_counter()
-        parts = _encode(folder, merged, order, progress or (lambda *_: None))
+        times.append(time.perf_counter())
+        parts = _encode(folder, merged, order, progress)
         manifest = _manifest(source, options, merged, parts, order)
         merged.vocabulary.write(folder / VOCABULARY)
-        files = {VOCABULARY: {"bytes": (folder / VOCABULARY).stat().st_size, "sha256": sha256_of(folder / VOCABULARY)}}
+        files = {VOCABULARY: {"bytes": (folder / VOCABULARY).stat().st_size, "sha256": merged.vocabulary.hash}}
         for name, part in parts.items():
             files[f"{name}.ids"] = {"bytes": 4 * part["tokens"], "sha256": part.pop("sha256")}
         manifest["files"] = files
         for leftover in folder.glob("worker-*"):
             leftover.unlink()
         (folder / MANIFEST).write_text(seal(manifest), encoding="utf-8")
-    ended = time.perf_counter()
+    times.append(time.perf_counter())
+    read, merge, encode = (after - before for before, after in pairwise(times))
+    seconds = {"read": read, "merge": merge, "encode": encode, "all": times[-1] - times[0]}
     words = sum(part["words"] for part in parts.values())
-    seconds = {
-        "read": counted - started,
-        "merge": merged_at - counted,
-        "encode": ended - merged_at,
-        "all": ended - started,
-    }
     return {**manifest, "seconds": seconds, "words_per_s": words / seconds["all"]}
 
 
 def check_target(out: Path, force: bool) -> None:
     """Refuse an output folder with content; with `force`, one that holds anything but a corpus."""
-    if any(above.exists() and not above.is_dir() for above in out.parents):
+    if file_above(out):
         raise ConfigError(f"--out {out}: lies inside a file; name another folder")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: is a file; name a folder")
@@ -213,12 +213,9 @@ def _count(
             keep(0, encoder.encode(block))
         encoder.finish()
     else:
-        pool = WorkerPool(folder, workers, options.text)
-        try:
+        with closing(WorkerPool(folder, workers, options.text)) as pool:
             for worker, report in pool.run(chain(first, stream)):
                 keep(worker, report)
-        finally:
-            pool.close()
     if not any(report.written[0] for _, report in reports):
         raise DataError(f"{source.name}: no words for training; is the text empty?")
     source.notes.extend(_doubts(blocks.origins, [report for _, report in reports]))

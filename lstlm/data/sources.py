@@ -1,8 +1,7 @@
 """Which text: the One Billion Word benchmark, the demo, or files and folders of one's own."""
 
-from __future__ import annotations
-
 import glob
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,8 +88,7 @@ def expand_paths(names: Sequence[str], option: str = "") -> list[str]:
             what = "the folder holds no files" if path.is_dir() else "no such file, folder or match"
             raise DataError(f"{option}{name}: {what}; name text files (plain, .gz, .bz2, .xz), a folder or a glob")
         files += found
-    repeated = {file for file in files if file != "-" and files.count(file) > 1} if len(files) < 1000 else set()
-    if repeated:
+    if repeated := [file for file, times in Counter(files).items() if times > 1 and file != "-"]:
         raise ConfigError(f"{option}{min(repeated)}: named twice")
     return files
 

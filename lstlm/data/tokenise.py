@@ -3,8 +3,6 @@
 Words and signs are separated by spaces, and clitics stand alone: `it 's`, and `don 't` as those files have it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

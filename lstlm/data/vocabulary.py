@@ -1,7 +1,5 @@
 """The words of a corpus, their counts and their ids."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -97,7 +95,7 @@ class Vocabulary:
             file.writelines(self._lines())
 
     @classmethod
-    def read(cls, path: Path | str) -> Vocabulary:
+    def read(cls, path: Path | str) -> "Vocabulary":
         """Read what `write` wrote; a damaged line is refused with its number."""
         path = Path(path)
         if path.exists() and not path.is_file():

@@ -1,11 +1,9 @@
 """Prose out of a MediaWiki dump: articles only, and of those only running text."""
 
-from __future__ import annotations
-
 import html
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -28,10 +26,10 @@ _MARKUP_STARTS = ("*", "#", ":", ";", "|", "!", "{", "}", "=")
 _SHORTEST_PARAGRAPH = 40
 
 
-def _until_stable(pattern: re.Pattern[str], text: str) -> str:
-    """Remove matches from the inside out: templates and tables nest."""
+def _until_stable(pattern: re.Pattern[str], text: str, by: str | Callable[[re.Match[str]], str] = "") -> str:
+    """Replace matches from the inside out: templates and tables nest, and a picture's caption may hold links."""
     while True:
-        text, count = pattern.subn("", text)
+        text, count = pattern.subn(by, text)
         if not count:
             return text
 
@@ -48,10 +46,7 @@ def clean_wikitext(source: str) -> str:
     text = _ELEMENT.sub(" ", text)
     text = _until_stable(_TEMPLATE, _CONVERT.sub(r"\1 \2", text))
     text = _until_stable(_TABLE, text)
-    while True:  # innermost links first: a picture's caption may hold links
-        text, count = _LINK.subn(_link_text, text)
-        if not count:
-            break
+    text = _until_stable(_LINK, text, _link_text)
     text = _ADDRESS.sub(lambda match: match[1] or "", text)
     text = _QUOTES.sub("", text)
     text = html.unescape(_TAG.sub("", text)).replace("\xa0", " ")

@@ -1,7 +1,5 @@
 """What an example is: context and target at a position of the id stream, built for many positions at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +26,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.context)
 
-    def shown_as(self, shown: I64) -> Batch:
+    def shown_as(self, shown: I64) -> "Batch":
         """Return the examples with every word i replaced by shown[i]."""
         return Batch(shown[self.context], shown[self.target_ids], self.target_values)
 
-    def rows(self, start: int, stop: int) -> Batch:
+    def rows(self, start: int, stop: int) -> "Batch":
         """Return the examples start … stop−1 as views."""
         values = None if self.target_values is None else self.target_values[start:stop]
         return Batch(self.context[start:stop], self.target_ids[start:stop], values)
@@ -130,7 +128,7 @@ class Windows:
             positions = positions[(self._around(positions, sampler) >= 0).any(axis=1)]
         return positions
 
-    def build(self, positions: I64, sampler: Subsampler | None = None) -> Batch:
+    def build(self, positions: I64, sampler: Subsampler | None = None) -> "Batch":
         """Return the examples at the positions. O(m·n)."""
         half = self.context // 2
         targets = self.ids[positions].astype(np.int64)

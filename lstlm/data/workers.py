@@ -1,7 +1,5 @@
 """Worker processes that encode blocks; a worker that dies is an error, never a hang or a gap."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator
@@ -52,31 +50,29 @@ class WorkerPool:
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)
+        self._waiting = [0] * workers  # blocks that were sent to each and not answered
 
     def run(self, blocks: Iterable[Block]) -> Iterator[tuple[int, BlockReport]]:
         """Yield (worker, report) for each block, in order of completion; then all workers have saved their types."""
-        waiting = [0] * len(self._connections)
         for block in blocks:
-            worker = min(range(len(waiting)), key=waiting.__getitem__)
-            while waiting[worker] >= AHEAD:
-                for ready, report in self._collect():
-                    waiting[ready] -= 1
-                    yield ready, report
-                worker = min(range(len(waiting)), key=waiting.__getitem__)
+            while min(self._waiting) >= AHEAD:
+                yield from self._collect()
+            worker = self._waiting.index(min(self._waiting))
             self._send(worker, (block.number, block.part, block.valid_fraction), block.data)
-            waiting[worker] += 1
-        while any(waiting):
-            for ready, report in self._collect():
-                waiting[ready] -= 1
-                yield ready, report
-        for worker in range(len(waiting)):
+            self._waiting[worker] += 1
+        while any(self._waiting):
+            yield from self._collect()
+        for worker in range(len(self._waiting)):
             self._send(worker, None, None)
-        for worker in range(len(waiting)):
+        for worker in range(len(self._waiting)):
             self._receive(worker)
 
-    def _collect(self) -> list[tuple[int, BlockReport]]:
-        ready = wait(self._connections)
-        return [(n, self._receive(n)) for n, connection in enumerate(self._connections) if connection in ready]
+    def _collect(self) -> Iterator[tuple[int, BlockReport]]:
+        """Yield the reports that are there; wait for one where there is none."""
+        for connection in wait(self._connections):
+            worker = self._connections.index(connection)  # type: ignore[arg-type]  # they are what was waited for
+            self._waiting[worker] -= 1
+            yield worker, self._receive(worker)
 
     def _send(self, worker: int, header: tuple[int, str, float] | None, data: bytes | None) -> None:
         try:

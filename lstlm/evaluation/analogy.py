@@ -67,16 +67,12 @@ class AnalogySolver:
     """Unit vectors of the candidates: the first `restrict` words (0: all), one row for forms that differ by case."""
 
     def __init__(self, vectors: Vectors, *, case: str = "fold", restrict: int = 300_000) -> None:
-        top = min(len(vectors), restrict or len(vectors))
-        self._rows: dict[str, int] = {}
         self._case = case
-        chosen: list[int] = []
-        for row in range(top):
-            key = self._key(vectors.words[row])
-            if key not in self._rows:
-                self._rows[key] = len(chosen)
-                chosen.append(row)
-        self._units = unit_rows(np.asarray(vectors.matrix[chosen], dtype=np.float32))
+        first: dict[str, int] = {}
+        for row, word in enumerate(vectors.words[: restrict or None]):
+            first.setdefault(self._key(word), row)
+        self._rows = {key: number for number, key in enumerate(first)}
+        self._units = unit_rows(np.asarray(vectors.matrix[list(first.values())], dtype=np.float32))
 
     def _key(self, word: str) -> str:
         return word if self._case == "exact" else word.upper()

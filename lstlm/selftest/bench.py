@@ -1,7 +1,5 @@
 """A small corpus, runs in processes of their own, and what makes two runs equal."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A number of faults of all kinds, one after the other, and a table of what came of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

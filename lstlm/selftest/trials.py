@@ -1,7 +1,5 @@
 """The kinds of faults. Each yields one verdict a fault, for ever: None where nothing was lost, else what was."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

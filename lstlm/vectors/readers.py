@@ -1,6 +1,6 @@
 """Read word vectors from files that other tools wrote: word2vec text and binary, GloVe, fastText .vec; gzipped or not.
 
-A file is never trusted: sizes in a header are checked against the bytes that can follow, rows are read into a buffer
+A file is never trusted: sizes in a header are checked against the bytes that can follow, rows are read into an array
 that grows with what was really there, and every refusal names the file and the line or row.
 """
 
@@ -83,9 +83,8 @@ def bytes_at_most(path: Path) -> int:
 def read_rows(path: Path, keep: Keep | None = None) -> tuple[list[str], Matrix]:
     """Words and (n,d) float32 of a text or binary vector file; with `keep`, only the rows whose word it accepts."""
     layout = sniff(path)
-    rows = RowBuffer(layout.dim)
     words: list[str] = []
-    hashes = array("q")
+    hashes, values = array("q"), array("f")
     pairs = _binary_rows if layout.kind == "binary" else _text_rows
     unit = "row" if layout.kind == "binary" else "line"
     with open_bytes(path) as stream:
@@ -98,11 +97,11 @@ def read_rows(path: Path, keep: Keep | None = None) -> tuple[list[str], Matrix]:
                 vector = _parse(payload, layout, path, f"{unit} {number}")
             if kept:
                 words.append(word)
-                rows.append(vector)
+                values.frombytes(vector.tobytes())
     _refuse_duplicates(hashes, path, unit, layout.first_row_line)
     if not hashes:
         raise DataError(f"{path}: holds no vectors")
-    return words, rows.finish()
+    return words, np.frombuffer(values, dtype=np.float32).reshape(-1, layout.dim)
 
 
 def peek(path: Path, rows: int) -> tuple[Layout, list[str]]:
@@ -259,22 +258,3 @@ def _refuse_duplicates(hashes: "array[int]", path: Path, unit: str, first: int) 
     if same.size:
         at = min((int(order[i + 1]), int(order[i])) for i in same)
         raise DataError(f"{path}: {unit} {at[0] + first} repeats the word of {unit} {at[1] + first}; remove one")
-
-
-class RowBuffer:
-    """Rows of float32 that grow by half as they come: memory follows the data, not a header's promise."""
-
-    def __init__(self, dim: int) -> None:
-        self._data = np.empty((0, dim), dtype=np.float32)
-        self._used = 0
-
-    def append(self, row: Matrix) -> None:
-        if self._used == len(self._data):
-            # resize reallocates in place where the system can move pages, so no second copy is held
-            self._data.resize((max(16, self._used * 3 // 2), self._data.shape[1]), refcheck=False)
-        self._data[self._used] = row
-        self._used += 1
-
-    def finish(self) -> Matrix:
-        self._data.resize((self._used, self._data.shape[1]), refcheck=False)
-        return self._data

@@ -1,6 +1,6 @@
 """Near spellings of an unknown word, found in the number of possible slips and not in the size of the vocabulary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz'-"
 _MAX_TWO_SLIPS = 16  # letters; two slips in a longer word give too many candidates to try
@@ -12,20 +12,19 @@ def near_spellings(word: str, index: Mapping[str, int], limit: int = 3) -> list[
     A slip is a letter lost, added, changed or swapped with its neighbour. Case variants come before all.
     About 60·n candidates for one slip and (60·n)²/2 for two, each one dictionary look-up: free of the vocabulary size.
     """
-    found: dict[str, None] = {}
-    cased = (word.lower(), word.upper(), word.capitalize())
-    for candidate in cased:
-        if candidate in index and candidate != word:
-            found[candidate] = None
+
+    def known(words: Iterable[str]) -> list[str]:
+        return [candidate for candidate in words if candidate in index and candidate != word]
+
     plain = word.lower()
+    found = known(dict.fromkeys([plain, word.upper(), word.capitalize()]))
     once = set(_slips(plain)) if len(plain) > 1 else set()  # every letter is a slip away from every other
-    near = sorted((c for c in _with_case(once) if c in index and c != word), key=index.__getitem__)
-    found.update(dict.fromkeys(near))
-    if len(found) < limit and len(plain) <= _MAX_TWO_SLIPS and not near:
+    near = sorted(known(_with_case(once)), key=index.__getitem__)
+    found += near
+    if not near and len(found) < limit and len(plain) <= _MAX_TWO_SLIPS:
         twice = {candidate for middle in once for candidate in _slips(middle)}
-        far = sorted((c for c in _with_case(twice) if c in index and c != word), key=index.__getitem__)
-        found.update(dict.fromkeys(far[:limit]))
-    return list(found)[:limit]
+        found += sorted(known(_with_case(twice)), key=index.__getitem__)
+    return list(dict.fromkeys(found))[:limit]
 
 
 def _slips(word: str) -> Iterator[str]:

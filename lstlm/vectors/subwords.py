@@ -14,8 +14,6 @@ a column a dimension. Every n-gram counts for itself: fastText's buckets of a ha
 nothing in common.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any

@@ -64,8 +64,8 @@ def test_output_writes_records_table_and_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--methods", "factord"], "'factord' is unknown here; did you mean 'factored'?"),
-        (["--losses", "hinge"], "'hinge' is unknown here; known: z, squared, spherical, taylor"),
+        (["--methods", "factord"], "--methods 'factord': unknown here; did you mean 'factored'?"),
+        (["--losses", "hinge"], "--losses 'hinge': unknown here; known: z, squared, spherical, taylor"),
         (["--methods", ","], "names nothing"),
         (["--vocab-sizes", "1000,x"], "'x' is not a number"),
         (["--vocab-sizes", "3"], "3 is not a whole number from 16 to 2,147,483,648"),

@@ -192,7 +192,7 @@ def no_space(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [(BlockEncoder, "_write"), (BlockEncoder, "finish"), (prepare, "write_part"), (prepare, "sha256_of")]
+    "place", [(BlockEncoder, "_write"), (BlockEncoder, "finish"), (prepare, "write_part"), (prepare, "seal")]
 )
 def test_a_full_disk_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[object, str]

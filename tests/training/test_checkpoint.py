@@ -181,12 +181,12 @@ def test_dev_full_is_reported(tmp_path: Path) -> None:
 def test_last_may_move_on_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
 
-    def hashed(path: Path) -> str:
+    def checked(path: Path, record: dict[str, Any]) -> str | None:
         monkeypatch.undo()
         save(tmp_path, 2)
-        return module.sha256_of(path)
+        return module.fault_of(path, record)
 
-    monkeypatch.setattr(module, "sha256_of", hashed)
+    monkeypatch.setattr(module, "fault_of", checked)
     assert open_checkpoint(tmp_path / "last").step == 1
     assert open_checkpoint(tmp_path / "last").step == 2
 

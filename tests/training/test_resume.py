@@ -90,7 +90,7 @@ def test_auto_skips_damaged_checkpoints_and_says_which(lstlm: Cli, tmp_path: Pat
     damaged.write_bytes(data)
     os.truncate(run / "checkpoints" / "step-00000030" / "training.pt", 100)
     resumed = lstlm.ok(run, "--resume", "auto")
-    assert "skipped" in resumed.err and "step-00000040/network.pt: SHA-256 differs" in resumed.err
+    assert "skipped" in resumed.err and "step-00000040/network.pt: damaged: its SHA-256" in resumed.err
     assert "step-00000030/training.pt: 100 bytes" in resumed.err
     assert fingerprint(run, 40) == whole
 

@@ -21,7 +21,7 @@ import torch
 
 from lstlm.errors import CheckpointError, LstlmError, is_out_of_memory
 from lstlm.files import HashingWriter, fsync_folder, link_atomic
-from lstlm.sealed import is_sealed, read_document, read_small, seal, sha256_of
+from lstlm.sealed import fault_of, read_document, read_sealed, seal
 from lstlm.training.run.folders import STEP, unlinked
 
 FORMAT = 3
@@ -235,9 +235,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {MANIFEST}: not a checkpoint, or its writing was cut off")
     try:
-        data = read_small(path)
-        manifest = read_document(data)
-        whole = is_sealed(manifest, data)
+        manifest, whole = read_sealed(path)
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from error
     if manifest.get("format") != FORMAT:
@@ -265,13 +263,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     folder = unlinked(folder)  # first: a run that is being trained may give `last` to another one meanwhile
     manifest = _read_manifest(folder)
     for name, record in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
-        if (size := path.stat().st_size) != record["bytes"]:
-            raise CheckpointError(f"{path}: {size} bytes, the manifest says {record['bytes']}: truncated or replaced")
-        if sha256_of(path) != record["sha256"]:
-            raise CheckpointError(f"{path}: SHA-256 differs from the manifest: damaged")
+        if fault := fault_of(folder / name, record):
+            raise CheckpointError(f"{folder / name}: {fault}")
     return Checkpoint(folder, manifest)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lstlm.errors import ConfigError
+from lstlm.files import file_above
 
 try:
     import fcntl
@@ -60,7 +61,7 @@ def claim(folder: Path, *, resuming: bool, force: bool) -> TextIO:
 
     Returns an open, locked file; the lock goes with the process, however that ends.
     """
-    if any(above.exists() and not above.is_dir() for above in folder.parents):
+    if file_above(folder):
         raise ConfigError(f"--run {folder}: lies inside a file; choose another name")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--run {folder}: not a folder; choose another name")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ from lstlm.training.run.threads import set_threads
 from lstlm.vectors import Vectors, write_projector
 
 PROJECTOR_WORDS = 10_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class Options:
         """Whether this process writes and logs."""
         return self.ranks is None or self.ranks.first
 
+    def on_first(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns on the process that writes, on all of them."""
+        return work() if self.ranks is None else self.ranks.on_first(work)
+
 
 def train(config: Config, folder: Path, options: Options) -> Summary:
     """Train in `folder`."""
@@ -103,7 +108,7 @@ def train(config: Config, folder: Path, options: Options) -> Summary:
         def take() -> None:
             held.callback(claim(folder, resuming=options.resume is not None, force=options.force).close)
 
-        take() if options.ranks is None else options.ranks.on_first(take)
+        options.on_first(take)
         try:
             return _train(config, folder, corpus, options)
         except OSError as error:
@@ -132,11 +137,8 @@ def _begin(config: Config, folder: Path, corpus: Corpus, options: Options) -> tu
 
 
 def _train(config: Config, folder: Path, corpus: Corpus, options: Options) -> Summary:
-    def begin() -> tuple[str | None, list[str]]:
-        return _begin(config, folder, corpus, options)
-
     ranks = options.ranks
-    found, notes = begin() if ranks is None else ranks.on_first(begin)
+    found, notes = options.on_first(lambda: _begin(config, folder, corpus, options))
     checkpoint = None if found is None else reopen(Path(found))
     learner = (
         make_learner(config, corpus, options.device)

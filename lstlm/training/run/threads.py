@@ -24,8 +24,7 @@ def multiply_adds(config: Config, vocab: int) -> int:
     model, output, batch = config.model, config.output, config.train.batch_size
     if config.data.context_kind == "cooccurrence":
         return vocab * model.embedding**2
-    words = config.data.context if model.combine == "concat" and config.data.context_kind != "bag" else 1
-    sizes = [words * model.embedding, *model.hidden]
+    sizes = [config.combined, *model.hidden]
     hidden = 3 * batch * sum(a * b for a, b in pairwise(sizes))
     rows = {  # of the weights that a product of the output layer reads
         "naive": vocab,
