@@ -104,3 +104,12 @@ def test_two_backward_passes_before_one_update_count_both_once() -> None:
     apart.network.output.update(0.05)
     together.network.output.update(0.1)  # each half had weights 1/m, all of them have 1/2m
     torch.testing.assert_close(apart.network.output.weight(), together.network.output.weight(), rtol=1e-11, atol=1e-11)
+
+
+def test_the_search_for_classes_is_part_of_the_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 13.5])
+    monkeypatch.setattr("lstlm.training.loop.learner.time.process_time", lambda: next(clock))
+    output = OutputConfig(kind="shortlist", loss="taylor", shortlist=5, middle=20)
+    found = Learner(Config(output=output, data=DataConfig(context=3)), CORPUS, torch.device("cpu"))
+    assert found.network.output.middle is not None
+    assert found.seconds_before == 3.5

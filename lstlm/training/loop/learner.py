@@ -1,6 +1,7 @@
 """What learns: network, optimisers, the stream of examples and the source of randomness; one step, save, restore."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -66,12 +67,14 @@ class Learner:
         self.generator = torch.Generator(device=device).manual_seed(config.train.seed)
         counts = corpus.vocabulary.shown_counts(config.data.unknown)
         place: dict[str, Any] = {"device": device, "generator": self.generator, "ranks": ranks}
-        self.network = Network(config, counts, classes=middle_classes(config, corpus, ranks), **place)
+        began = time.process_time()
+        classes = middle_classes(config, corpus, ranks)
+        self.seconds_before = time.process_time() - began  # spent on what the first step finds ready; part of training
+        self.network = Network(config, counts, classes=classes, **place)
         self.optimisers = Optimisers(self.network, config.optim)
         self.examples: Stream = examples or open_examples(config, corpus, self.rank, self.world)
         self.words_per_step = config.train.batch_size * self.world
         self.say: Callable[[str], None] = lambda line: None  # where remarks of a step go
-        self.seconds_before = 0.0  # spent by an earlier run on what this one found ready
         self.clock = PhaseClock(torch.cuda.synchronize if device.type == "cuda" else None)
         self.grad_norm: float | None = None  # of the output weights, at the last measured step
         self._batch: Batch | None = None  # taken from the stream, not yet learned from
