@@ -158,6 +158,10 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int16)
 
 
+def backwards(x: torch.Tensor) -> torch.Tensor:
+    return x.flip(0)
+
+
 def huge(x: torch.Tensor) -> torch.Tensor:
     return x * 0 + (1 << 62)
 
@@ -168,7 +172,7 @@ def gone(x: object) -> object:
 
 KINDS: dict[str, dict[str, str]] = {
     "factored": {},
-    "shortlist": {"output__shortlist": "20", "output__loss": "spherical"},
+    "shortlist": {"output__shortlist": "20", "output__middle": "40", "output__loss": "spherical"},
     "softmax": {"optim__output": "adagrad", "optim__hidden": "adam"},
     "sampled": {"optim__hidden": "sgd"},
     "hierarchical": {},
@@ -188,6 +192,10 @@ NONSENSE: list[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]]] = [
     ("shortlist", "network.pt", ("output.rank",), minus),
     ("shortlist", "network.pt", ("output.word_of_rank",), nothing),
     ("shortlist", "network.pt", ("output.head.scale",), nothing),
+    ("shortlist", "network.pt", ("output.middle.bounds",), backwards),
+    ("shortlist", "network.pt", ("output.middle.bounds",), nothing),
+    ("shortlist", "network.pt", ("output.middle.bounds",), huge),
+    ("shortlist", "network.pt", ("output.middle.rows.scale",), minus),
     ("softmax", "network.pt", ("output.rows.scale",), minus),
     ("softmax", "network.pt", ("output.rows.scale",), infinite),
     ("softmax", "network.pt", ("output.rows.squares",), minus),
