@@ -9,6 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps two processes from one folder
+    fcntl = None  # type: ignore[assignment]
+
 
 def fsync_folder(folder: Path) -> None:
     """Make renames and new names inside `folder` survive a power cut."""
@@ -41,6 +46,22 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder as ours; OSError where another process does, unless it is to `wait`, or where there are no locks.
+
+    The lock goes with the process, however that ends.
+    """
+    if fcntl is None:
+        raise OSError("no locks here")
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
