@@ -38,6 +38,7 @@ Then:
   gensim.models.KeyedVectors.load_word2vec_format("mine.vec")  # .bin: binary=True
 """
 FORMS = {".txt": "word2vec", ".vec": "word2vec", ".bin": "word2vec-bin"}
+_REMEDY = "name a folder with --keep, or a place for such folders in XDG_CACHE_HOME"
 _TEMPORARY = "tmp-"  # begins the name of a folder that is locked while its process lives
 _ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: which files, and how they were read
 
@@ -133,11 +134,17 @@ def _workplace(source: "TextSource", keep: Path | None, given: dict[str, Any]) -
     if keep is not None:
         yield Workplace(keep / "corpus", keep / "run", origin, ours=given["force"])
         return
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lstlm" / "vectors"
-    with _temporary(caches) as temporary:
+    with _temporary(caches := _caches()) as temporary:
         name = None if origin is None else hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
         corpus = Path(temporary, "corpus") if name is None else caches / name
         yield Workplace(corpus, Path(temporary, "run"), origin, ours=True)
+
+
+def _caches() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lstlm" / "vectors"
+    except RuntimeError:
+        raise ConfigError(f"this user has no home folder to keep a corpus in: {_REMEDY}") from None
 
 
 @contextmanager
@@ -147,8 +154,7 @@ def _temporary(caches: Path) -> Iterator[str]:
         caches.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(dir=caches, prefix=_TEMPORARY)
     except OSError as error:
-        remedy = "name a folder with --keep, or a place for such folders in XDG_CACHE_HOME"
-        raise ConfigError(f"{caches}: cannot be written ({error.strerror}); {remedy}") from None
+        raise ConfigError(f"{caches}: cannot be written ({error.strerror}); {_REMEDY}") from None
     with made as temporary, ExitStack() as held:
         with suppress(OSError):
             held.enter_context(locked(Path(temporary), wait=True))

@@ -97,6 +97,16 @@ def test_a_home_that_cannot_be_written_is_one_line_with_the_remedy(
     assert lstlm("vectors", text, "--out", "1.vec", "--threads", 1, "--keep", "kept").code == 0
 
 
+def test_a_user_without_a_home_is_told_the_remedy(lstlm: Call, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    done = lstlm("vectors", text, "--out", "1.vec", "--threads", 1)
+    assert done.code == 2 and "no home folder" in done.err and "name a folder with --keep" in done.err
+
+
 def test_keep_holds_corpus_and_run(lstlm: Call, text: Path, tmp_path: Path) -> None:
     assert lstlm("vectors", text, "--out", "1.vec", "--keep", "kept", "--threads", 1).code == 0
     run = library.load("kept/run")
