@@ -312,6 +312,29 @@ def test_a_run_folder_that_is_removed_is_not_made_again(
     assert "No such file or directory" in last and "if the run folder was removed" in last
 
 
+def test_a_run_folder_that_is_half_removed_is_no_run_that_finishes(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `rm -r` leaves it that comes upon a checkpoint in the making: not empty when it is to go."""
+    step, run = Learner.step, tmp_path / "run"
+
+    def remove(self: Learner, *arguments: Any, **options: Any) -> object:
+        if self.examples.state()["batch"] == 15:
+            for path in run.iterdir():
+                if path.name != "checkpoints":
+                    path.unlink()
+        return step(self, *arguments, **options)
+
+    monkeypatch.setattr(Learner, "step", remove)
+    outcome = lstlm(run)
+    assert outcome.code == 1 and not (run / "status.json").exists()
+    last = outcome.err.strip().splitlines()[-1]
+    assert "config.yaml: No such file or directory" in last and "if the run folder was removed" in last
+    monkeypatch.undo()
+    lstlm.ok(run, "--resume", "auto")
+    assert status(run)["state"] == "finished" and (run / "config.yaml").exists()
+
+
 def nested(path: Path) -> None:
     path.write_text("[" * 100_000)
 
