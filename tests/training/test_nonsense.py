@@ -250,6 +250,14 @@ def test_tensors_that_make_no_sense_are_refused(
         assert outcome.err.strip().splitlines()[-1].startswith("lstlm: error: ")
 
 
+@pytest.mark.parametrize("step", [-1, 2**63, 10.0, True])
+def test_a_manifest_of_a_senseless_step_is_refused(lstlm: Cli, run: Path, step: object) -> None:
+    manifest = run / "checkpoints" / STEP / "manifest.json"
+    manifest.write_text(seal({**json.loads(manifest.read_text()), "step": step}))
+    outcome = lstlm(run, "--resume", str(manifest.parent), output__kind="factored", train__max_steps=20)
+    assert outcome.code == 3 and "makes no sense here" in outcome.err
+
+
 @pytest.mark.parametrize("value", [True, 1.5, "3", None, -1])
 def test_a_position_that_makes_no_sense_is_refused(lstlm: Cli, run: Path, value: object) -> None:
     folder = run / "checkpoints" / STEP

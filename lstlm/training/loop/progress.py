@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-MOST = 1 << 62  # a larger count is none, and TensorBoard has no room for it
+from lstlm.protocol.saved import MOST_COUNT
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Progress:
         known = {field.name: field for field in fields(cls)}
         for name, field in known.items():
             value = values.get(name, field.default)
-            if field.type is int and (type(value) is not int or not 0 <= value < MOST):
+            if field.type is int and (type(value) is not int or not 0 <= value <= MOST_COUNT):
                 raise ValueError(f"{name} is {value!r}, not a count")
             if field.type is float and (type(value) not in (int, float) or not math.isfinite(value)):
                 raise ValueError(f"{name} is {value!r}, not a number")
