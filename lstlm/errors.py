@@ -1,11 +1,15 @@
 """Errors that a person at the keyboard can act on; each carries its exit code."""
 
+import errno
+
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error is Python's, torch's or numpy's word for a lack of memory."""
+    """Say whether an error is Python's, torch's, numpy's or the system's word for a lack of memory."""
     words = ("allocate memory", "out of memory", "std::bad_alloc")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
     )
 
 

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps two processes from one folder
+    fcntl = None  # type: ignore[assignment]
+
 
 def file_above(path: Path) -> Path | None:
     """Return the file that stands where `path` needs a folder, if there is one."""
@@ -45,6 +50,22 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder as ours; OSError where another process does, unless it is to `wait`, or where there are no locks.
+
+    The lock goes with the process, however that ends.
+    """
+    if fcntl is None:
+        raise OSError("no locks here")
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:

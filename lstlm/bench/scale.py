@@ -18,6 +18,7 @@ from typing import Any
 from lstlm.bench.made_up import text_blocks
 from lstlm.bench.records import Column, Record, table, value_of
 from lstlm.bench.watched import Watched, watch
+from lstlm.config import load_config
 from lstlm.data.vocabulary import SPECIALS
 from lstlm.errors import ConfigError, LstlmError
 from lstlm.training.run.checkpoint import open_checkpoint
@@ -50,6 +51,8 @@ class Plan:
 def run(plan: Plan, say: Callable[[str], None]) -> list[Record]:
     """Make the text, prepare it, train and resume; a corpus that `keep` left in `folder` is taken as it is."""
     records: list[Record] = []
+    for config in plan.configs:
+        load_config(config, plan.overrides)  # now, and not when there is a text to train on
     with _room(plan) as folder:
         corpus = folder / "corpus"
         if corpus.is_dir():
@@ -80,6 +83,9 @@ def _room(plan: Plan) -> Iterator[Path]:
         raise ConfigError(f"--dir {folder}: holds {min(found)!r}; name a new folder, or one that --keep left")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--dir {folder}: cannot be made ({error.strerror}); choose another folder") from None
+    try:
         needed = 0 if found else plan.words * _BYTES_A_WORD
         if (free := shutil.disk_usage(folder).free) < needed:
             raise LstlmError(

@@ -16,6 +16,7 @@ from lstlm.streams import settle_streams
 
 LEVEL = "lstlm.level"  # where a click context keeps the chosen logging level
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_LEFT_BY_JSON = {code: f"\\u{code:04x}" for code in range(127, 160)}  # of the controls; json escapes the others itself
 MOST_THREADS = 1024  # with many more, OpenMP crashes where it makes them
 PATH = click.Path(path_type=Path)
 FROM_1 = click.IntRange(min=1)
@@ -107,17 +108,22 @@ def is_quiet() -> bool:
 def say(text: str) -> None:
     """Tell the person at the keyboard something, on stderr, unless --quiet."""
     if not is_quiet():
-        click.echo(text, err=True)
+        click.echo(visible(text), err=True)
 
 
 def warn(text: str) -> None:
     """Tell what may be wrong with a result, on stderr, --quiet or not."""
-    click.echo(f"lstlm: warning: {text}", err=True)
+    click.echo(f"lstlm: warning: {visible(text)}", err=True)
 
 
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout; a number that JSON does not have is a mistake of ours, hence an error."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    click.echo(json_text(document, indent=2))
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """Return JSON that a terminal can show: words as they are, control characters as escapes."""
+    return json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False).translate(_LEFT_BY_JSON)
 
 
 def visible(text: str) -> str:

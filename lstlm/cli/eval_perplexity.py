@@ -1,6 +1,5 @@
 """``lstlm eval perplexity``: how well a run predicts held-out text."""
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from lstlm.cli.bars import Bars
-from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, option, print_json, print_table, say, warn
+from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, json_text, option, print_json, print_table, say, warn
 from lstlm.cli.loading import open_run, source_argument
 from lstlm.errors import ConfigError, DataError
 
@@ -191,7 +190,7 @@ def _print_words(run: "Run", split: "Split", spelled: list[list[str]], limit: in
             {"word": word, key: score, "known": target != known.unk_id}
             for word, (target, score) in zip(words, found, strict=False)
         ]
-        click.echo(json.dumps({key: sum(score for _, score in found), "words": entries}, ensure_ascii=False))
+        click.echo(json_text({key: sum(score for _, score in found), "words": entries}))
 
 
 def _print(document: dict[str, Any]) -> None:

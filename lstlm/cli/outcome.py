@@ -112,6 +112,8 @@ def _explain(error: Exception, hint: str) -> int:
         command = context.command_path if context is not None else "lstlm"
         message = " ".join(error.format_message().split()).rstrip(".")
         return _report(f"{message} (see '{command} --help')", error.exit_code)
+    if is_out_of_memory(error):
+        return _report(OUT_OF_MEMORY, EXIT_FAILURE)
     if isinstance(error, OSError) and error.strerror:
         if error.filename is None and _of_stdout(error):
             return _report(
@@ -119,8 +121,6 @@ def _explain(error: Exception, hint: str) -> int:
             )
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         return _report(f"{place}{error.strerror}{hint}", EXIT_FAILURE)
-    if is_out_of_memory(error):
-        return _report(OUT_OF_MEMORY, EXIT_FAILURE)
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return _report(NO_THREAD, EXIT_FAILURE)
     message = " ".join(str(error).split())[:300]
@@ -131,8 +131,11 @@ def _explain(error: Exception, hint: str) -> int:
 def _report(message: str, code: int) -> int:
     """Write each line of ``message`` on stderr, and return ``code``."""
     with suppress(OSError):  # a closed stderr must not hide the exit code
-        for line in message.splitlines() or [""]:
-            click.echo(f"lstlm: error: {line}", err=True)
+        try:
+            for line in message.splitlines() or [""]:
+                click.echo(f"lstlm: error: {line}", err=True)
+        except MemoryError:  # click takes some
+            os.write(2, f"lstlm: error: {message}\n".encode())
     return code
 
 

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from lstlm.cli.common import FROM_0, FROM_1, PATH, json_option, option, threads_
 from lstlm.cli.prepare import PHASES
 from lstlm.cores import usable_cores
 from lstlm.errors import ConfigError, DataError
+from lstlm.files import locked
 
 if TYPE_CHECKING:
     from lstlm.api import Run
@@ -37,6 +39,8 @@ Then:
   gensim.models.KeyedVectors.load_word2vec_format("mine.vec")  # .bin: binary=True
 """
 FORMS = {".txt": "word2vec", ".vec": "word2vec", ".bin": "word2vec-bin"}
+_REMEDY = "name a folder with --keep, or a place for such folders in XDG_CACHE_HOME"
+_TEMPORARY = "tmp-"  # begins the name of a folder that is locked while its process lives
 _ORIGIN = "made-from.json"  # ends the name of the note beside a kept corpus: which files, and how they were read
 
 
@@ -126,16 +130,35 @@ def _workplace(source: "TextSource", keep: Path | None, given: dict[str, Any]) -
     if keep is not None:
         yield Workplace(keep / "corpus", keep / "run", origin, ours=given["force"])
         return
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lstlm" / "vectors"
-    try:
-        caches.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        remedy = "name a folder with --keep, or a place for such folders in XDG_CACHE_HOME"
-        raise ConfigError(f"{caches}: cannot be made ({error.strerror}); {remedy}") from None
-    with tempfile.TemporaryDirectory(dir=caches, prefix="tmp-") as temporary:
+    with _temporary(caches := _caches()) as temporary:
         name = None if origin is None else hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
         corpus = Path(temporary, "corpus") if name is None else caches / name
         yield Workplace(corpus, Path(temporary, "run"), origin, ours=True)
+
+
+def _caches() -> Path:
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lstlm" / "vectors"
+    except RuntimeError:
+        raise ConfigError(f"this user has no home folder to keep a corpus in: {_REMEDY}") from None
+
+
+@contextmanager
+def _temporary(caches: Path) -> Iterator[str]:
+    """Yield a folder that vanishes in the end; those of processes that were killed vanish first."""
+    try:
+        caches.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(dir=caches, prefix=_TEMPORARY)
+    except OSError as error:
+        raise ConfigError(f"{caches}: cannot be written ({error.strerror}); {_REMEDY}") from None
+    with made as temporary, ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(locked(Path(temporary), wait=True))
+        for left in caches.glob(f"{_TEMPORARY}*"):
+            with suppress(OSError), locked(left):
+                if any(left.iterdir()):  # else it may have been made a moment ago, and not yet locked
+                    shutil.rmtree(left)
+        yield temporary
 
 
 def _origin(source: "TextSource", given: dict[str, Any]) -> dict[str, Any] | None:
@@ -157,7 +180,7 @@ def _corpus(source: "TextSource", place: Workplace, given: dict[str, Any]) -> "C
     from lstlm.data.tokenise import TextOptions
 
     note = place.corpus.with_name(f"{place.corpus.name}-{_ORIGIN}")
-    if place.origin is not None and note.is_file() and note.read_text(encoding="utf-8") == json.dumps(place.origin):
+    if place.origin is not None and note.is_file() and note.read_bytes() == json.dumps(place.origin).encode():
         try:
             corpus = Corpus.open(place.corpus)
             common.say(f"the corpus is there already: {place.corpus}")

@@ -126,6 +126,8 @@ class Corpus:
                 splits[name] = split = Split(name, ids, part["sentences"], part["single_word_sentences"])
                 if verify:
                     check_counts(split, part, len(vocabulary))
+            if not isinstance(manifest["source"]["name"], str):
+                raise TypeError("the name of its source is no text")
             settings = manifest["settings"]
             text = TextOptions(lowercase=bool(settings["lowercase"]), tokenise=str(settings["tokenise"]))
             return cls(folder, manifest, vocabulary, text=text, **splits)
@@ -149,19 +151,20 @@ def drop_pages(ids: NDArray[np.uint32]) -> None:
 
 def check_counts(split: Split, part: dict[str, Any], vocab_size: int, piece: int = 1 << 22) -> None:
     """Raise unless the numbers that the manifest tells of a part are those that one counts in it, piece by piece."""
-    sentences = single = largest = 0
+    sentences = single = unknown = largest = 0
     for start in range(0, split.tokens, piece):
         # with the two ids before: a sentence of one word is an end two places after another
         ids = split.ids[max(start - 2, 0) : start + piece]
         ends, new = ids == EOS_ID, start - max(start - 2, 0)
         sentences += int(np.count_nonzero(ends[new:]))
+        unknown += int(np.count_nonzero(ids[new:] == UNK_ID))
         single += int(np.count_nonzero(ends[2:] & ends[:-2]))
         if start == 0:
             single += int(len(ids) > 1 and bool(ends[1]))
         largest = max(largest, int(ids.max()))
         drop_pages(split.ids)
     counted = {"tokens": split.tokens, "words": split.tokens - sentences, "sentences": sentences}
-    counted["single_word_sentences"] = single
+    counted |= {"single_word_sentences": single, "unknown": unknown}
     wrong = [f"{part[key]!r} {key} where there are {value}" for key, value in counted.items() if part[key] != value]
     if largest >= vocab_size:
         wrong.append(f"an id {largest} where there are {vocab_size} words")

@@ -45,11 +45,27 @@ def _check_space(target: Path, needed: int) -> None:
         )
 
 
+class _StaySecure(urllib.request.HTTPRedirectHandler):
+    """Follows a server that sends us elsewhere, but never from https to what anybody on the way can change."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise urllib.error.URLError(f"the server sends us to {newurl!r}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def open_address(request: urllib.request.Request | str, timeout: float) -> Any:
+    """Open an address; one that begins with https stays so."""
+    return urllib.request.build_opener(_StaySecure).open(request, timeout=timeout)
+
+
 def _fetch(address: str, part: Path, have: int, quiet: bool | None) -> None:
     """Append to `part` what is missing; a server that ignores the range starts it anew."""
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+        with open_address(request, TIMEOUT_SECONDS) as answer:
             resumed = answer.status == 206
             have = have if resumed else 0
             length = answer.headers.get("Content-Length")

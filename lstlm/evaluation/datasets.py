@@ -7,12 +7,12 @@ import math
 import os
 import re
 import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from lstlm.data.download import open_address
 from lstlm.errors import DataError
 from lstlm.files import replacing
 
@@ -170,7 +170,7 @@ def download_simlex(data_folder: Path = Path("data"), url: str = SIMLEX_URL, tim
     target = data_folder / "SimLex-999" / "SimLex-999.txt"
     by_hand = f"fetch it elsewhere and place the text file at {target}, or name it with --pairs"
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as reply:
+        with open_address(url, timeout) as reply:
             packed = reply.read(_MAX_BYTES + 1)
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise DataError(f"{url}: the download failed ({getattr(error, 'reason', error)}); {by_hand}") from error

@@ -70,6 +70,7 @@ class HiddenOptimiser(ABC):
                 check_like(f"optimiser state: {name}", values[name], value)
                 insist(name in self.signed or bounds(values[name])[0] >= 0, f"optimiser state: {name} below 0")
                 value.copy_(values[name])
+        insist(len(set(map(float, self.state.get("step", ())))) <= 1, "optimiser state: parameters of different steps")
 
 
 class Adagrad(HiddenOptimiser):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lstlm.errors import ConfigError
 from lstlm.kernels.class_ops import ClassEntropy, ClassTable, adagrad_classes, class_entropy
 from lstlm.outputs.rows import RowGradient, ScaledRows
+from lstlm.protocol.saved import insist
 from lstlm.protocol.scan import Block
 
 
@@ -27,6 +28,12 @@ class Middle(nn.Module):
         super().__init__()
         self.rows = rows
         self.register_buffer("bounds", bounds.to(rows.matrix.device))
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        begin, *_, end = bounds = self.bounds.tolist()
+        whole = begin == 0 and end == self.words and all(first < last for first, last in pairwise(bounds))
+        insist(whole, "classes that do not hold the words of the middle")
 
     @property
     def words(self) -> int:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from lstlm.errors import CheckpointError
 
+MOST_COUNT = 1 << 62
+"""More has nobody counted: of steps, of words. TensorBoard has no room for it, either."""
+
 
 def insist(holds: bool, what: str) -> None:
     """Raise with `what` the state says unless it makes sense."""

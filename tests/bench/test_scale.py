@@ -81,8 +81,20 @@ def test_a_full_disk_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest
 def test_a_command_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
     with pytest.raises(LstlmError, match=r"lstlm train ended with 2: lstlm: error: .*absent"):
         watch(["train", "--config", str(tmp_path / "absent.yaml")])
-    result = bench("--dir", tmp_path / "new", "--set", "train.nonsense=1")
-    assert result.exit_code == 1 and "train.nonsense" in result.stderr and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "train.nonsense=1"], "train.nonsense"),
+        (["--config", "absent"], "absent: no such file"),
+        (["--dir", "/proc/none"], "/proc/none: cannot be made"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, arguments: list[str], said: str) -> None:
+    result = bench("--dir", tmp_path / "new", *arguments)
+    assert result.exit_code == 2 and said in result.stderr and "making" not in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")

@@ -190,7 +190,7 @@ def test_download_failure_is_one_clear_line(
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("lstlm.evaluation.datasets.open_address", refuse)
     done = lstlm("eval", "simlex", run_z, "--download")
     assert done.code == 3
     assert "the download failed (no route to host)" in done.err
@@ -209,3 +209,20 @@ def test_oov_words_are_scored_by_their_spelling(lstlm: Call, run_z: Path, tmp_pa
     assert lstlm("export", run_z, "--format", "word2vec", "--out", exported).code == 0
     same = lstlm("eval", "wordsim", exported, "--pairs", pairs, "--oov", "--json").json()
     assert same["spearman"] == pytest.approx(after["spearman"], abs=1e-6)
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_no_word_of_a_file_commands_the_terminal(lstlm: Call, tmp_path: Path, as_json: list[str]) -> None:
+    odd, vectors, pairs = ("a\x1b]0;x\x07", "b\x9b31m", "c\x7f"), tmp_path / "v.vec", tmp_path / "p.tsv"
+    words = [*odd, "plain", "other"]
+    vectors.write_text("".join(f"{word} {number} {number**2} 1\n" for number, word in enumerate(words)))
+    pairs.write_text("".join(f"{word}\tmissing {word}\t1\n{word}\tplain\t2\n" for word in odd))
+    missing = lstlm("eval", "wordsim", vectors, "--pairs", pairs, *as_json)
+    near = lstlm("nn", vectors, "plain", *as_json)
+    for done in (missing, near):
+        assert done.code == 0, done.err
+        shown = (done.out + done.err).replace("\n", "")
+        assert not [sign for sign in shown if ord(sign) < 32 or 127 <= ord(sign) < 160]
+    if as_json:  # and JSON means the very words
+        assert {one["word"] for one in near.json()["queries"][0]["neighbours"]} == {*odd, "other"}
+        assert set(missing.json()["oov"]) == {f"missing {word}" for word in odd}

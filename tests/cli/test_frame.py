@@ -139,6 +139,7 @@ def test_a_group_without_a_command_shows_its_help_on_stderr() -> None:
         (MemoryError(), OUT_OF_MEMORY, 1),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), OUT_OF_MEMORY, 1),
         (RuntimeError("std::bad_alloc"), OUT_OF_MEMORY, 1),
+        (OSError(12, "Cannot allocate memory", "x/y"), OUT_OF_MEMORY, 1),
         (RuntimeError("can't start new thread"), NO_THREAD, 1),
         (OSError(28, "No space left", "x/y"), "x/y: No space left; run again with --debug for details", 1),
         (BrokenPipeError(32, "Broken pipe"), "Broken pipe; run again with --debug for details", 1),
@@ -157,6 +158,19 @@ def test_every_outcome_has_its_line_and_code(
     assert result.exit_code == code
     assert result.stdout == ""
     assert result.stderr == ("" if line is None else f"lstlm: error: {line}\n")
+
+
+def test_out_of_memory_is_said_where_saying_it_takes_some(
+    failing: list[BaseException], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def echo(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    failing.append(MemoryError())
+    monkeypatch.setattr(click, "echo", echo)
+    with pytest.raises(SystemExit) as leave:
+        cli.main(["env"])
+    assert leave.value.code == 1 and capfd.readouterr().err == f"lstlm: error: {OUT_OF_MEMORY}\n"
 
 
 def test_an_error_of_many_problems_is_one_line_each(failing: list[BaseException]) -> None:

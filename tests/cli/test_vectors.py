@@ -10,6 +10,7 @@ import pytest
 import lstlm as library
 from lstlm.config import vector_config
 from lstlm.data.prepare import usual_min_count
+from lstlm.files import locked
 from lstlm.vectors import load_vectors
 from tests.helpers import tiny_text
 
@@ -73,6 +74,8 @@ def test_a_cache_that_was_left_half_made_or_damaged_is_made_anew(lstlm: Call, te
     assert lstlm("vectors", text, "--out", "1.vec", "--threads", 1).code == 0
     (note,) = cache.glob("*.json")
     said = note.read_text()
+    note.write_bytes(b"\xff\xfe")  # and not what it was
+    assert lstlm("vectors", text, "--out", "0.vec", "--threads", 1).code == 0 and note.read_text() == said
     note.unlink()  # killed between the corpus and its note
     killed = lstlm("vectors", text, "--out", "2.vec", "--threads", 1)
     assert killed.code == 0, killed.err
@@ -90,8 +93,18 @@ def test_a_home_that_cannot_be_written_is_one_line_with_the_remedy(
     monkeypatch.setenv("XDG_CACHE_HOME", str(text))  # a file
     done = lstlm("vectors", text, "--out", "1.vec", "--threads", 1)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert f"{text}/lstlm/vectors: cannot be made" in done.err and "name a folder with --keep" in done.err
+    assert f"{text}/lstlm/vectors: cannot be written" in done.err and "name a folder with --keep" in done.err
     assert lstlm("vectors", text, "--out", "1.vec", "--threads", 1, "--keep", "kept").code == 0
+
+
+def test_a_user_without_a_home_is_told_the_remedy(lstlm: Call, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    done = lstlm("vectors", text, "--out", "1.vec", "--threads", 1)
+    assert done.code == 2 and "no home folder" in done.err and "name a folder with --keep" in done.err
 
 
 def test_keep_holds_corpus_and_run(lstlm: Call, text: Path, tmp_path: Path) -> None:
@@ -115,6 +128,19 @@ def test_stdin_is_read_and_nothing_is_kept(lstlm: Call, text: Path, tmp_path: Pa
     assert list((tmp_path / "cache" / "lstlm" / "vectors").iterdir()) == []
     assert lstlm("vectors", text, "--out", "file.vec", "--threads", 1).code == 0
     assert Path("pipe.vec").read_bytes() == Path("file.vec").read_bytes()
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_of_a_living_one(
+    lstlm: Call, text: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache" / "lstlm" / "vectors"
+    for name in ("tmp-killed", "tmp-at-work", "tmp-just-made"):
+        (cache / name).mkdir(parents=True)
+    for name in ("tmp-killed", "tmp-at-work"):
+        (cache / name / "run").mkdir()
+    with locked(cache / "tmp-at-work"):
+        assert lstlm("vectors", "-", "--out", "1.vec", "--threads", 1, stdin=text.read_bytes()).code == 0
+    assert {path.name for path in cache.iterdir()} == {"tmp-at-work", "tmp-just-made"}
 
 
 def test_the_json_says_what_was_done(lstlm: Call, text: Path) -> None:

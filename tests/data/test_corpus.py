@@ -116,7 +116,7 @@ def test_no_flipped_bit_of_a_manifest_goes_unseen(corpus: Corpus) -> None:
     Corpus.open(corpus.folder)
 
 
-@pytest.mark.parametrize("name", ["sentences", "single_word_sentences", "tokens", "words"])
+@pytest.mark.parametrize("name", ["sentences", "single_word_sentences", "tokens", "unknown", "words"])
 @pytest.mark.parametrize("value", [-999999, 7, None, "7", 7.5])
 @pytest.mark.parametrize("sealed", [True, False])
 def test_counts_are_counted_whatever_the_manifest_says(corpus: Corpus, name: str, value: object, sealed: bool) -> None:
@@ -129,6 +129,15 @@ def test_counts_are_counted_whatever_the_manifest_says(corpus: Corpus, name: str
         manifest["version"] = 1
     path.write_text(seal(manifest) if sealed else json.dumps(manifest))
     with pytest.raises(DataError, match=f"train: the manifest says {value!r} {name} where there are"):
+        Corpus.open(corpus.folder)
+
+
+@pytest.mark.parametrize("source", [None, [], {}, {"name": None}, {"name": 3}])
+def test_a_source_without_a_name_is_damage(corpus: Corpus, source: object) -> None:
+    """A run writes it down: not found here, it would end training with a KeyError."""
+    path = corpus.folder / "manifest.json"
+    path.write_text(seal({**json.loads(path.read_text()), "source": source}))
+    with pytest.raises(DataError, match="damaged"):
         Corpus.open(corpus.folder)
 
 

@@ -1,6 +1,8 @@
 """Downloads from a server of our own on 127.0.0.1: whole, continued, cut off, refused."""
 
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lstlm.data import onebillion
-from lstlm.data.download import download_file
+from lstlm.data.download import _StaySecure, download_file
 from lstlm.errors import DataError
 
 CONTENT = bytes(range(256)) * 400
@@ -117,3 +119,24 @@ def test_the_benchmark_is_fetched_into_the_data_folder(tmp_path: Path, server: S
     )
     assert (tmp_path / "data" / onebillion.ARCHIVE).read_bytes() == CONTENT
     assert source.total_bytes == len(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("address", "elsewhere", "followed"),
+    [
+        ("https://a.example/x", "https://b.example/y", True),
+        ("http://a.example/x", "http://b.example/y", True),
+        ("https://a.example/x", "http://b.example/y", False),
+        ("https://a.example/x", "ftp://b.example/y", False),
+    ],
+)
+def test_a_secure_address_stays_one_wherever_the_server_sends_us(address: str, elsewhere: str, followed: bool) -> None:
+    def redirect() -> urllib.request.Request | None:
+        return _StaySecure().redirect_request(urllib.request.Request(address), None, 302, "Found", {}, elsewhere)
+
+    if followed:
+        request = redirect()
+        assert request is not None and request.full_url == elsewhere
+    else:
+        with pytest.raises(urllib.error.URLError, match="which is not https"):
+            redirect()

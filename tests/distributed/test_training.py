@@ -171,22 +171,24 @@ def test_a_shortlist_loads_at_another_number_of_ranks(tmp_path: Path, corpus: Pa
             torch.testing.assert_close(found[1], expected[1], rtol=1e-9, atol=1e-11)
 
 
-def signalled(ranks: Ranks, config: Config, folder: Path) -> dict[str, Any]:
+def signalled(ranks: Ranks, config: Config, folder: Path, number: signal.Signals) -> dict[str, Any]:
+    signal.signal(number, signal.SIG_DFL)  # whoever started this may ignore it
     step = RankLearner.step
 
     def interrupted(self: RankLearner, *arguments: Any, **options: Any) -> Any:
         if ranks.rank == 1 and self.examples.state()["batch"] == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return step(self, *arguments, **options)
 
     RankLearner.step = interrupted  # type: ignore[method-assign]
     return run(ranks, config, folder)
 
 
-def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path, corpus: Path, number: signal.Signals) -> None:
     config = configuration(corpus, "train.max_steps=1000000", "train.checkpoint_every=1000000")
-    first, second = run_ranks(2, tmp_path, signalled, config, tmp_path / "run")
-    assert first["signal"] == second["signal"] == signal.SIGTERM
+    first, second = run_ranks(2, tmp_path, signalled, config, tmp_path / "run", number)
+    assert first["signal"] == second["signal"] == number
     assert first["step"] == second["step"] == 8
     assert "rows-1-of-2.pt" in files(tmp_path / "run", first["step"])
 

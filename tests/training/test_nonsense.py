@@ -125,8 +125,16 @@ def test_sealed_nonsense_is_refused_or_harmless(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("step", -1), ("step", 11), ("step", 10.0), ("words", "many"), ("elapsed", float("nan")), ("elapsed", -1.0)],
-        *[("aside", -1), ("lr_factor", None), ("lr_factor", -1), ("lr_factor", 0.0), ("lr_factor", 2**63)],
+        *[("step", -1), ("step", 11), ("step", 10.0), ("words", "many"), ("words", 2**63)],
+        *[
+            ("elapsed", float("nan")),
+            ("elapsed", -1.0),
+            ("aside", -1),
+            ("lr_factor", None),
+            ("lr_factor", -1),
+            ("lr_factor", 0.0),
+            ("lr_factor", 2**63),
+        ],
     ],
 )
 def test_counters_that_make_no_sense_are_refused(lstlm: Cli, run: Path, name: str, value: object) -> None:
@@ -158,6 +166,10 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int16)
 
 
+def backwards(x: torch.Tensor) -> torch.Tensor:
+    return x.flip(0)
+
+
 def huge(x: torch.Tensor) -> torch.Tensor:
     return x * 0 + (1 << 62)
 
@@ -168,7 +180,7 @@ def gone(x: object) -> object:
 
 KINDS: dict[str, dict[str, str]] = {
     "factored": {},
-    "shortlist": {"output__shortlist": "20", "output__loss": "spherical"},
+    "shortlist": {"output__shortlist": "20", "output__middle": "40", "output__loss": "spherical"},
     "softmax": {"optim__output": "adagrad", "optim__hidden": "adam"},
     "sampled": {"optim__hidden": "sgd"},
     "hierarchical": {},
@@ -188,11 +200,16 @@ NONSENSE: list[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]]] = [
     ("shortlist", "network.pt", ("output.rank",), minus),
     ("shortlist", "network.pt", ("output.word_of_rank",), nothing),
     ("shortlist", "network.pt", ("output.head.scale",), nothing),
+    ("shortlist", "network.pt", ("output.middle.bounds",), backwards),
+    ("shortlist", "network.pt", ("output.middle.bounds",), nothing),
+    ("shortlist", "network.pt", ("output.middle.bounds",), huge),
+    ("shortlist", "network.pt", ("output.middle.rows.scale",), minus),
     ("softmax", "network.pt", ("output.rows.scale",), minus),
     ("softmax", "network.pt", ("output.rows.scale",), infinite),
     ("softmax", "network.pt", ("output.rows.squares",), minus),
     ("softmax", "training.pt", ("optimisers", "hidden", "state", 1), gone),
     ("softmax", "training.pt", ("optimisers", "hidden", "state", 0, "step"), infinite),
+    ("softmax", "training.pt", ("optimisers", "hidden", "state", 1, "step"), nothing),
     ("softmax", "training.pt", ("optimisers", "hidden", "state", 0, "exp_avg_sq"), minus),
     ("sampled", "training.pt", ("optimisers", "hidden", "state", 1), gone),
     ("sampled", "network.pt", ("output.word_of_rank",), huge),
@@ -231,6 +248,14 @@ def test_tensors_that_make_no_sense_are_refused(
     for outcome in outcomes:
         assert outcome.code == 3 and "unexpected" not in outcome.err, outcome
         assert outcome.err.strip().splitlines()[-1].startswith("lstlm: error: ")
+
+
+@pytest.mark.parametrize("step", [-1, 2**63, 10.0, True])
+def test_a_manifest_of_a_senseless_step_is_refused(lstlm: Cli, run: Path, step: object) -> None:
+    manifest = run / "checkpoints" / STEP / "manifest.json"
+    manifest.write_text(seal({**json.loads(manifest.read_text()), "step": step}))
+    outcome = lstlm(run, "--resume", str(manifest.parent), output__kind="factored", train__max_steps=20)
+    assert outcome.code == 3 and "makes no sense here" in outcome.err
 
 
 @pytest.mark.parametrize("value", [True, 1.5, "3", None, -1])
@@ -293,6 +318,29 @@ def test_a_run_folder_that_is_removed_is_not_made_again(
     assert outcome.code == 1 and not (tmp_path / "run").exists()
     last = outcome.err.strip().splitlines()[-1]
     assert "No such file or directory" in last and "if the run folder was removed" in last
+
+
+def test_a_run_folder_that_is_half_removed_is_no_run_that_finishes(
+    lstlm: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `rm -r` leaves it that comes upon a checkpoint in the making: not empty when it is to go."""
+    step, run = Learner.step, tmp_path / "run"
+
+    def remove(self: Learner, *arguments: Any, **options: Any) -> object:
+        if self.examples.state()["batch"] == 15:
+            for path in run.iterdir():
+                if path.name != "checkpoints":
+                    path.unlink()
+        return step(self, *arguments, **options)
+
+    monkeypatch.setattr(Learner, "step", remove)
+    outcome = lstlm(run)
+    assert outcome.code == 1 and not (run / "status.json").exists()
+    last = outcome.err.strip().splitlines()[-1]
+    assert "config.yaml: No such file or directory" in last and "if the run folder was removed" in last
+    monkeypatch.undo()
+    lstlm.ok(run, "--resume", "auto")
+    assert status(run)["state"] == "finished" and (run / "config.yaml").exists()
 
 
 def nested(path: Path) -> None:

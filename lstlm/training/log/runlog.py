@@ -1,6 +1,7 @@
 """The log of a run: TensorBoard, metrics.jsonl, status.json and the console get the same figures from one place."""
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -65,12 +66,15 @@ class RunLog:
     def status(self, state: str, facts: Mapping[str, Any], *, durable: bool = False) -> None:
         """Replace status.json: `state` is running, finished, interrupted or failed.
 
-        Unless it must be `durable`, at most every half second: it costs as much as four lines of metrics.
+        Unless it must be `durable`, at most every half second: it costs as much as four lines of metrics. A run whose
+        config.yaml has gone is being removed, and ends here: what is still written would be no run.
         """
         now = time.time()
         if self._folder is None or (not durable and now - self._told < 0.5):
             return
         self._told = now
+        if not (config := self._folder / "config.yaml").exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(config))
         head = {
             "state": state,
             "pid": os.getpid(),

@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from lstlm.protocol.saved import MOST_COUNT
+
 
 @dataclass
 class Progress:
@@ -54,7 +56,7 @@ class Progress:
         known = {field.name: field for field in fields(cls)}
         for name, field in known.items():
             value = values.get(name, field.default)
-            if field.type is int and (type(value) is not int or value < 0):
+            if field.type is int and (type(value) is not int or not 0 <= value <= MOST_COUNT):
                 raise ValueError(f"{name} is {value!r}, not a count")
             if field.type is float and (type(value) not in (int, float) or not math.isfinite(value)):
                 raise ValueError(f"{name} is {value!r}, not a number")

@@ -22,6 +22,7 @@ from lstlm.distributed.spherical import OverRanks
 from lstlm.errors import ConfigError
 from lstlm.training.loop.diagnostics import Diagnostics
 from lstlm.training.loop.learner import Learner
+from lstlm.training.loop.signals import STOPPING
 from lstlm.training.loop.trainer import Trainer
 from lstlm.training.run.checkpoint import Checkpoint, keep_best_and_newest, newest_valid, reopen, step_folders
 from lstlm.training.run.shards import rows_file, save_sharded
@@ -29,7 +30,8 @@ from lstlm.training.run.shards import rows_file, save_sharded
 COMPARE_EVERY = 500
 """Steps between two comparisons of the replicas."""
 
-_TERM = 4096.0  # a vote for SIGTERM; one for SIGINT counts 1, so that a sum tells them apart
+_WEIGHTS = {number: 1024.0**place for place, number in enumerate(STOPPING)}
+"""What a vote for a signal counts: of those in a sum, the heaviest tells."""
 
 
 class Votes:
@@ -42,12 +44,12 @@ class Votes:
     def mine(self) -> float:
         """Return this rank's vote."""
         number = self._received()
-        return 0.0 if number is None else 1.0 if number == signal.SIGINT else _TERM
+        return 0.0 if number is None else _WEIGHTS[signal.Signals(number)]
 
     def count(self, total: float) -> None:
         """Take in the sum of all votes."""
         if self.signal is None and total > 0:
-            self.signal = int(signal.SIGTERM if total >= _TERM else signal.SIGINT)
+            self.signal = int(max((weight, number) for number, weight in _WEIGHTS.items() if total >= weight)[1])
 
     def __call__(self) -> bool:
         """Say what the votes counted so far decided."""

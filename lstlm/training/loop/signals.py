@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-_STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Interrupts:
@@ -35,7 +35,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             with suppress(OSError, AttributeError):
                 sys.stderr.flush()
-            for number in _STOPPING:
+            for number in STOPPING:
                 if number.name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
                     continue
                 self._previous[number] = signal.signal(number, self._handle)

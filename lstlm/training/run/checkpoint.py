@@ -21,6 +21,7 @@ import torch
 
 from lstlm.errors import CheckpointError, LstlmError, is_out_of_memory
 from lstlm.files import HashingWriter, fsync_folder, link_atomic
+from lstlm.protocol.saved import MOST_COUNT
 from lstlm.sealed import fault_of, read_document, read_sealed, seal
 from lstlm.training.run.folders import STEP, unlinked
 
@@ -249,7 +250,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _check_entries(manifest: Mapping[str, Any]) -> None:
     """Raise unless the step is a number and every file a plain name with its size and hash."""
-    if type(manifest["step"]) is not int or manifest["step"] < 0:
+    if type(manifest["step"]) is not int or not 0 <= manifest["step"] <= MOST_COUNT:
         raise ValueError(f"step {manifest['step']!r}")
     for name, record in manifest["files"].items():
         if name in ("", ".", "..") or Path(name).name != name:
