@@ -27,6 +27,7 @@ class ShardedEmbedding(nn.Module):
         self.combine, self.vocab, self.ranks = combine, vocab, ranks
         self._request: _Request | None = None
         self._rows: Tensor | None = None
+        self._combined: Tensor
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the combined rows of this rank's context (m,n). Collective; the result is this rank's own."""
@@ -40,6 +41,16 @@ class ShardedEmbedding(nn.Module):
         if self.combine == "concat":
             return rows.flatten(1)
         return rows.sum(1) if self.combine == "sum" else rows.mean(1)
+
+    def read(self, context: Tensor) -> Tensor:
+        """Do the same outside autograd, but for what is in here; `backward` comes next."""
+        with torch.enable_grad():
+            self._combined = self(context)
+        return self._combined.detach()
+
+    def backward(self, gradient: Tensor) -> None:
+        """Take the gradient of what `read` returned."""
+        self._combined.backward(gradient)  # type: ignore[no-untyped-call]
 
     def gradient(self) -> RowValues:
         """Return the gradients of the rows here that any rank read, by their places; a place may occur twice."""

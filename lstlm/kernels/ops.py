@@ -146,8 +146,8 @@ def dot_bags(rows: Tensor, targets: Targets, X: Tensor, *, impl: Impl = "auto") 
     """Return for every pair its row times its example, rows[place]·X[example] (n,) in float64; rows (u,d), X (m,d)."""
     if (code := native_for(impl, rows)) is None:
         return reference.dot_bags(rows, targets, X)
-    out = rows.new_empty(len(targets.ids), dtype=torch.float64)
-    code.dot_bags(rows, targets.place, targets.offsets, X, out)
+    out = rows.new_empty(targets.n, dtype=torch.float64)
+    code.dot_bags(rows, *targets.bags, X, out)
     return out
 
 
@@ -156,7 +156,7 @@ def sum_bags(rows: Tensor, targets: Targets, weights: Tensor, *, impl: Impl = "a
     if (code := native_for(impl, rows)) is None:
         return reference.sum_bags(rows, targets, weights)
     out = aligned(rows, targets.m, rows.shape[1])
-    code.sum_bags(rows, targets.place, targets.offsets, weights, out)
+    code.sum_bags(rows, *targets.bags, weights, out)
     return out
 
 
@@ -167,7 +167,7 @@ def add_bags(
     if (code := native_for(impl, rows)) is None:
         reference.add_bags(rows, targets, X, weights, times)
     else:
-        code.add_bags(rows, targets.place, targets.offsets, X, weights, times)
+        code.add_bags(rows, *targets.bags, X, weights, times)
 
 
 def _for_rows(impl: Impl, table: Tensor) -> Any:
@@ -221,6 +221,15 @@ def cross_entropy(
     return losses
 
 
+def total(x: Tensor, *, impl: Impl = "auto") -> float:
+    """Return the sum of x (n,) or (n,k), a number on the host; compiled code adds up in float64."""
+    if (code := native_for(impl, x)) is None:
+        return float(x.sum())
+    x = x if x.dim() == 2 else x.view(1, -1)
+    x = x if x.stride(1) == 1 else x.T
+    return code.sum_all(x) if x.stride(1) == 1 else float(x.sum())
+
+
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
 def hidden_forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, *, impl: Impl = "auto"
@@ -240,21 +249,20 @@ def hidden_backward(
     results: list[Tensor],
     dY: Tensor,
     activation: str,
+    gradients: list[Tensor],
+    dx: Tensor | None,
     *,
-    wanted: bool = True,
     impl: Impl = "auto",
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients of x, where wanted, and of weights and biases in turn, given dY (units,m) of the last."""
+) -> None:
+    """Fill the gradients of weights and biases in turn and, unless None, that of x, given dY (units,m) of the last."""
     code = native_for(impl, x) if in_one_piece(x, *weights) else None
     if code is None:
-        return reference.hidden_backward(x, weights, results, dY, activation, wanted)
-    scratch = x.new_empty(2, max(A.shape[0] for A in weights), x.shape[0])
-    dx = torch.empty_like(x) if wanted else None
-    dA, da = [torch.empty_like(A) for A in weights], [A.new_empty(A.shape[0]) for A in weights]
+        reference.hidden_backward(x, weights, results, dY, activation, gradients, dx)
+        return
+    scratch = x.new_empty(2, max([A.shape[0] for A in weights]), x.shape[0])
     dY = dY if dY.stride(1) == 1 else dY.contiguous()
-    number, threads = ACTIVATIONS.index(activation), get_num_threads()
-    code.layers_backward(x, number, weights, results, dY, dA, da, scratch, dx, threads)
-    return dx, [g for pair in zip(dA, da, strict=True) for g in pair]
+    number, dA, da = ACTIVATIONS.index(activation), gradients[::2], gradients[1::2]
+    code.layers_backward(x, number, weights, results, dY, dA, da, scratch, dx, get_num_threads())
 
 
 def adagrad(
@@ -301,4 +309,4 @@ def adam(
 def in_one_piece(*tensors: Tensor) -> bool:
     """Say whether the tensors are of one dtype and without gaps in memory."""
     dtype = tensors[0].dtype
-    return all(x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors)
+    return all([x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors])  # noqa: C419

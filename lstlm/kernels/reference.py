@@ -141,22 +141,31 @@ def hidden_forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor
 
 @torch.no_grad()
 def hidden_backward(
-    x: Tensor, weights: Sequence[Tensor], results: Sequence[Tensor], dY: Tensor, activation: str, wanted: bool
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients of x, where it is wanted, and of weights and biases in turn, given dY (units,m)."""
-    columns, gradients = [x.T, *results], []
+    x: Tensor,
+    weights: Sequence[Tensor],
+    results: Sequence[Tensor],
+    dY: Tensor,
+    activation: str,
+    gradients: list[Tensor],
+    dx: Tensor | None,
+) -> None:
+    """Fill the gradients of weights and biases in turn and, unless None, that of x, given dY (units,m)."""
+    columns = [x.T, *results]
     for i, A in reversed([*enumerate(weights)]):
         dZ, Y = dY, columns[i + 1]
         if activation == "tanh":
             dZ = torch.ops.aten.tanh_backward(dY, Y)
         elif activation == "relu":
             dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
-        gradients += [dZ.sum(1), dZ @ columns[i].T]
-        if wanted or i > 0:
+        torch.mm(dZ, columns[i].T, out=gradients[2 * i])
+        torch.sum(dZ, 1, out=gradients[2 * i + 1])
+        if i > 0:
             dY = A.T @ dZ
-    return dY.T if wanted else None, gradients[::-1]
+        elif dx is not None:
+            torch.mm(dZ.T, A, out=dx)
 
 
+@torch.no_grad()
 def adagrad(
     parameters: list[Tensor],
     gradients: list[Tensor],
@@ -171,6 +180,7 @@ def adagrad(
         x.addcdiv_(g, total.sqrt().add_(epsilon), value=-lr)
 
 
+@torch.no_grad()
 def adam(
     parameters: list[Tensor],
     gradients: list[Tensor],

@@ -49,9 +49,8 @@ def low_rank_outputs(
         return reference.low_rank_outputs(table, h, rows, targets, p)
     m, d = targets.m, rows.shape[1]
     HT, products = h.new_empty(d, m), h.new_empty(5 * d + 4, m)
-    outputs = h.new_empty(2 * m + len(targets.ids), dtype=torch.float64)
-    bags = targets.place, targets.offsets
-    code.low_rank_outputs(table, h, rows, *bags, p, HT, products, outputs, get_num_threads())
+    outputs = h.new_empty(2 * m + targets.n, dtype=torch.float64)
+    code.low_rank_outputs(table, h, rows, *targets.bags, p, HT, products, outputs, get_num_threads())
     return HT, products, outputs
 
 
@@ -63,15 +62,18 @@ def losses(
     p: Tensor | None,
     D: float,
     upstream: Tensor | None,
-) -> tuple[Tensor, bool]:
+    *,
+    impl: Impl = "auto",
+) -> tuple[Tensor, bool] | None:
     """Return ℓ, and dq, ds, do times upstream (m,), 1/m where None, as (3m+n,); and whether all of it is finite.
 
-    Compiled only: the torch form is the loss's own formula. `loss` is its number in native/common.h and its parameters;
-    `like` is a tensor of the compute dtype.
+    None where compiled code is not at work: the torch form is the loss's own formula. `loss` is its number in
+    native/common.h and its parameters; `like` is a tensor of the compute dtype.
     """
-    code = native_for("native", like)
-    partials = like.new_empty(3 * targets.m + len(targets.ids))
-    finite = code.losses(partials, *loss, D, outputs, p, targets.values, targets.offsets, upstream, get_num_threads())
+    if (code := native_for(impl, like)) is None:
+        return None
+    partials = like.new_empty(3 * targets.m + targets.n)
+    finite = code.losses(partials, *loss, D, outputs, p, targets.given, targets.offsets, upstream, get_num_threads())
     return partials, bool(finite)
 
 
@@ -89,8 +91,7 @@ def low_rank_backward(
     if (code := native_for(impl, table)) is None:
         return reference.low_rank_backward(table, rows, targets, p, partials, products)
     gradient = products.new_empty(rows.shape[1], targets.m)
-    bags = targets.place, targets.offsets
-    code.low_rank_backward(table, rows, *bags, p, partials, products, gradient, get_num_threads())
+    code.low_rank_backward(table, rows, *targets.bags, p, partials, products, gradient, get_num_threads())
     return gradient
 
 
@@ -133,9 +134,9 @@ def low_rank_update(
         shrinking.squares[2] = inverse
     d, m = HT.shape
     J, BHT = aligned(HT, m, d), torch.empty_like(HT)
-    bags = targets.place, targets.offsets, targets.ids.new_empty(len(targets.ids) + len(targets.words) + 1)
+    links = targets.ids.new_empty(targets.n + targets.words.shape[0] + 1)
     room = products, shrinking.squares, BHT, J, get_num_threads()
-    code.low_rank_update(*tables, HT, partials, *bags, p_norm2, eta, terms, *room)
+    code.low_rank_update(*tables, HT, partials, *targets.bags, links, p_norm2, eta, terms, *room)
     return J
 
 

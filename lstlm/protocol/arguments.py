@@ -41,9 +41,8 @@ def checked_targets(
     """Return what m examples are aimed at: ids, values (m,) or (m,K), or (n,) with offsets (m,) or (m+1,)."""
     ids = checked_ids(target_ids, m if offsets is None else None, vocab)
     bounds = None if offsets is None else checked_offsets(offsets, ids, m)
-    if target_values is None:
-        return Targets(ids, torch.ones_like(ids, dtype=torch.float64), m, bounds, impl=impl)
-    return Targets(ids, checked_values(target_values, target_ids), m, bounds, impl=impl)
+    values = None if target_values is None else checked_values(target_values, target_ids)
+    return Targets(ids, values, m, bounds, impl=impl)
 
 
 def checked_ids(target_ids: Tensor, m: int | None, vocab: int) -> Tensor:

@@ -53,7 +53,7 @@ class LowRank(Step):
         )
         state.add_bags(self.targets, self.rows, J, self.do, -eta)  # V − η YᵀJ
         state.count_update()
-        return shrink._replace(allowed=allowed)
+        return shrink if allowed is None else shrink._replace(allowed=allowed)
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1.  O(m²d)."""
