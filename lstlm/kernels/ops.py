@@ -235,8 +235,7 @@ def hidden_forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, *, impl: Impl = "auto"
 ) -> list[Tensor]:
     """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ, A (units,inputs), a (units,)."""
-    code = native_for(impl, x) if in_one_piece(x, *weights) else None
-    if code is None:
+    if (code := native_for(impl, x)) is None:
         return reference.hidden_forward(x, weights, biases, activation)
     results = [x.new_empty(A.shape[0], x.shape[0]) for A in weights]
     code.layers_forward(x, ACTIVATIONS.index(activation), weights, biases, results, get_num_threads())
@@ -255,8 +254,7 @@ def hidden_backward(
     impl: Impl = "auto",
 ) -> None:
     """Fill the gradients of weights and biases in turn and, unless None, that of x, given dY (units,m) of the last."""
-    code = native_for(impl, x) if in_one_piece(x, *weights) else None
-    if code is None:
+    if (code := native_for(impl, x)) is None:
         reference.hidden_backward(x, weights, results, dY, activation, gradients, dx)
         return
     scratch = x.new_empty(2, max([A.shape[0] for A in weights]), x.shape[0])
@@ -306,7 +304,8 @@ def adam(
         code.adam(parameters, gradients, means, squares, counts, *rates, get_num_threads())
 
 
-def in_one_piece(*tensors: Tensor) -> bool:
-    """Say whether the tensors are of one dtype and without gaps in memory."""
+def form_for(*tensors: Tensor) -> Impl:
+    """Return "auto" for tensors of one dtype without gaps in memory, which compiled code can read, else "torch"."""
     dtype = tensors[0].dtype
-    return all([x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors])  # noqa: C419
+    fits = [x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors]
+    return "auto" if all(fits) else "torch"

@@ -189,7 +189,7 @@ def repair_rows(rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor, *, impl: Impl 
     if (code := native_for(impl, rows)) is None:
         reference.repair_rows(rows, seen, X, Y)
     else:
-        order, spare = _room(rows, len(X))
+        order, spare = _room(rows, X.shape[0])
         code.repair_rows(rows, seen, X, Y, order, spare, get_num_threads())
 
 

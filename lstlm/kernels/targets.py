@@ -39,6 +39,7 @@ class Targets:
         self.n = ids.shape[0]
         self.each = self.n // m if offsets is None else 0
         self.offsets = torch.arange(0, self.n + 1, self.each, device=ids.device) if offsets is None else offsets
+        self._distinct: Distinct | None = None
 
     @cached_property
     def values(self) -> Tensor:
@@ -50,8 +51,13 @@ class Targets:
         examples = torch.arange(self.m, device=self.ids.device)
         return torch.repeat_interleave(examples, self.each or self.offsets.diff(), output_size=self.n)
 
-    @cached_property
+    @property
     def distinct(self) -> Distinct:
+        if self._distinct is None:
+            self._distinct = self._find_distinct()
+        return self._distinct
+
+    def _find_distinct(self) -> Distinct:
         ids, n = self.ids, self.n
         if (code := native_for_ids(self.impl, ids)) is None:
             return Distinct(*reference.distinct(ids), None)
@@ -94,7 +100,7 @@ class Targets:
             values, first = torch.empty_like(self.values), torch.empty_like(self.words)
             code.merge(self.place, self.offsets, self.values, values, first)
         merged = Targets(self.ids, values, self.m, None if self.each else self.offsets, impl=self.impl)
-        merged.distinct = self.distinct
+        merged._distinct = self.distinct
         return merged
 
     @staticmethod

@@ -147,9 +147,12 @@ class HiddenPass:
 
     def __init__(self, x: Tensor, activation: str, parameters: list[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self.x, self.activation, self.parameters = x, activation, parameters
-        self._results = ops.hidden_forward(x, parameters[::2], parameters[1::2], activation) if parameters else []
-        self.h = self._results[-1].T if parameters else x
+        self.x, self.activation, self.parameters, self.h = x, activation, parameters, x
+        if parameters:
+            self._matrices = matrices = parameters[::2]
+            self._impl = ops.form_for(x, *matrices)
+            self._results = ops.hidden_forward(x, matrices, parameters[1::2], activation, impl=self._impl)
+            self.h = self._results[-1].T
 
     def backward(self, gradient: Tensor) -> Tensor:
         """Return the gradient of x, given that of h, and make those of the parameters their `grad`."""
@@ -160,8 +163,9 @@ class HiddenPass:
         if not parameters:
             return gradient
         gradients = [torch.empty_like(p) if p.grad is None else p.grad for p in parameters]
-        dx = torch.empty_like(self.x)
-        ops.hidden_backward(self.x, parameters[::2], self._results, gradient.T, self.activation, gradients, dx)
+        x, dx = self.x, torch.empty_like(self.x)
+        given = x, self._matrices, self._results, gradient.T, self.activation
+        ops.hidden_backward(*given, gradients, dx, impl=self._impl)
         for parameter, found in zip(parameters, gradients, strict=True):
             if parameter.requires_grad:
                 parameter.grad = found
@@ -173,8 +177,9 @@ class _Autograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        results = ops.hidden_forward(x, [*parameters[::2]], [*parameters[1::2]], activation)
-        ctx.activation = activation
+        matrices, biases = [*parameters[::2]], [*parameters[1::2]]
+        ctx.activation, ctx.impl = activation, ops.form_for(x, *matrices)
+        results = ops.hidden_forward(x, matrices, biases, activation, impl=ctx.impl)
         ctx.save_for_backward(x, *results, *parameters[::2])
         return results[-1].T
 
@@ -185,5 +190,5 @@ class _Autograd(torch.autograd.Function):
         results, matrices = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         gradients = [room for A in matrices for room in (torch.empty_like(A), A.new_empty(A.shape[0]))]
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        ops.hidden_backward(x, matrices, results, gradient.T, ctx.activation, gradients, dx)
+        ops.hidden_backward(x, matrices, results, gradient.T, ctx.activation, gradients, dx, impl=ctx.impl)
         return dx, None, *gradients

@@ -45,7 +45,7 @@ class SphericalHead(SphericalReader):
 
     def _value_and_grad(self, h: Tensor, targets: Targets, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         step = self._step(h, targets)
-        gradient = self._backward(step, None if weight is None else self._gather_upstream(weight))
+        gradient = self._take_back(step, None if weight is None else self._gather_upstream(weight))
         return self._own(step.losses), gradient
 
     def learn(
@@ -80,7 +80,11 @@ class SphericalHead(SphericalReader):
                 "leave such examples out, or use SquaredError()"
             )
 
-    def _backward(self, step: Step, upstream: Tensor | None) -> Tensor:
+    def _backward(self, step: Step, upstream: Tensor) -> Tensor:
+        """Do what autograd asks for: `_take_back`, given the upstream gradient of the examples that are here."""
+        return self._take_back(step, self._gather_upstream(upstream))
+
+    def _take_back(self, step: Step, upstream: Tensor | None) -> Tensor:
         """Take the step back from the upstream gradient (m,), of the global minibatch, and return that of h."""
         if step.version != step.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
@@ -240,4 +244,4 @@ class _Autograd(torch.autograd.Function):
         if ctx.step is None:
             raise NumericsError("backward() twice through one forward(); call forward() again")
         step, ctx.step = ctx.step, None
-        return ctx.head._backward(step, ctx.head._gather_upstream(upstream)), None, None
+        return ctx.head._backward(step, upstream), None, None
