@@ -46,8 +46,8 @@ def aligned_width(columns: int) -> int:
 def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
     """Return an empty (rows,columns), of the dtype and on the device of `like`, whose rows start at cache lines.
 
-    A product is written into such memory up to a third faster than into rows of 300 floats, half of which start
-    in the middle of what the processor writes at once.
+    A product is written into such memory up to a third faster than into rows of 300 floats: half of those start in the
+    middle of a cache line.
     """
     return like.new_empty_strided((rows, columns), (aligned_width(columns), 1))
 
@@ -84,7 +84,7 @@ def read_rows(
 
 
 def write_rows(table: Tensor, ids: Tensor, values: Tensor, *, impl: Impl = "auto") -> None:
-    """table[ids] ← values (n,size), for ids each of which is there once."""
+    """table[ids] ← values (n,size); no id may occur twice."""
     if (code := _for_rows(impl, table)) is None:
         table.index_copy_(0, ids, values)
     else:
@@ -101,7 +101,7 @@ def add_rows(table: Tensor, change: RowValues, times: float = 1.0, *, impl: Impl
 
 
 def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float, *, impl: Impl = "auto") -> None:
-    """Take a step of row-wise Adagrad, which keeps one number a row, squares (D,).
+    """Take a step of row-wise Adagrad; squares (D,) is its memory, one number a row.
 
     For g_w the sum of all that belongs to row w: s_w += mean(g_w²), then row_w −= lr · g_w / (√s_w + 1e-10).
     """
@@ -131,7 +131,7 @@ def adagrad_table(
 ) -> None:
     """Do the same for rows of a table (D,size) and, unless None, their biases (D,), with gradients G (n,size), g (n,).
 
-    The rows are `ids` (n,), each of which is there once, or all of them.
+    The rows are `ids` (n,), without repetition, or all of them where None.
     """
     if (code := _for_rows(impl, table)) is None:
         rows = slice(None) if ids is None else ids

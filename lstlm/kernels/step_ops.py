@@ -119,7 +119,7 @@ def low_rank_update(
     *,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ = HU'⁻¹ (m,d), of which V gets −η YᵀJ.
+    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ = HU'⁻¹ (m,d); V is to be changed by −η YᵀJ.
 
     `inverse` is (I − A)⁻¹ (m,m), or of how many terms a series gives it. Where `allowed`, on a device, is False,
     nothing changes.
@@ -237,7 +237,7 @@ def leave_segments(
 def read_stamps(stamp: Tensor, ids: Tensor, start: int, count: int, *, impl: Impl = "auto") -> Tensor | None:
     """Return how many of the `count` repairs since `start` rows ids (n,) have seen; None where one is older than that.
 
-    stamp (D,), int32. On devices other than the CPU nobody looks, and none may be older.
+    stamp (D,), int32. On devices other than the CPU this is not checked: there no row may be older.
     """
     if choice.native is not None and impl != "torch" and stamp.is_cpu and ids.dtype == torch.int64:
         seen = torch.empty_like(ids, memory_format=torch.contiguous_format)

@@ -16,7 +16,7 @@ from lstlm.kernels.choice import Impl, native_for_ids
 class Distinct(NamedTuple):
     """The outputs that occur, each once, words (u,), and the place of every pair's among them (n,), int64.
 
-    `repeated` says whether an example names an output twice; None where nobody looked.
+    `repeated` says whether an example names an output twice; None where the torch form did not look.
     """
 
     words: Tensor

@@ -83,7 +83,7 @@ def checked_offsets(offsets: Tensor, ids: Tensor, m: int) -> Tensor:
             f"expected ({m},), or ({m + 1},) with the end, on {ids.device}"
         )
     bounds = torch.cat([offsets[:m].to(torch.int64), ids.new_full((1,), n)])
-    if not ids.is_cpu:  # where nobody looks
+    if not ids.is_cpu:  # reading them would make the host wait
         return bounds
     if int(bounds[0]) != 0 or bool((bounds.diff() < 0).any()) or offsets[m:].tolist() not in ([], [n]):
         raise ConfigError(f"offsets: expected to start at 0, never to go back, and to end with the {n} target_ids")
