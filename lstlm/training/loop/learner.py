@@ -119,7 +119,7 @@ class Learner:
         return loss
 
     def _examples_of(self, here: int) -> int:
-        """Return the size of the minibatch, given how many of its examples are here: that many, unless ranks share it."""
+        """Return the size of the minibatch, given how many of its examples are here: `here`, unless ranks share it."""
         return here
 
     def _place(self, array: Any) -> Tensor:
