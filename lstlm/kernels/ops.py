@@ -221,7 +221,7 @@ def cross_entropy(
     return losses
 
 
-def total(x: Tensor, *, impl: Impl = "auto") -> float:
+def sum_all(x: Tensor, *, impl: Impl = "auto") -> float:
     """Return the sum of x (n,) or (n,k), a number on the host; compiled code adds up in float64."""
     if (code := native_for(impl, x)) is None:
         return float(x.sum())

@@ -74,7 +74,7 @@ class Adagrad(HiddenOptimiser):
 
     def _move(self, lr: float, parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
         counts, sums = state
-        ops.adagrad(parameters, gradients, sums, counts, lr, 1e-10)
+        ops.adagrad(parameters, gradients, sums, counts, lr, ops.ADAGRAD_EPSILON)
 
 
 class Adam(HiddenOptimiser):

@@ -14,7 +14,7 @@ from lstlm.data import Batch, Corpus, Examples
 from lstlm.data.classes import find_classes
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
-from lstlm.kernels.ops import total
+from lstlm.kernels.ops import sum_all
 from lstlm.nn.network import Network
 from lstlm.nn.optimisers import Optimisers
 from lstlm.outputs.shortlist import parts_of
@@ -113,7 +113,7 @@ class Learner:
         losses, gradient = network.output.value_and_grad(encoding.h, ids, values)
         lap("output")
         encoding.backward(gradient)
-        loss, slope = self._reduce_gradients(total(losses) / self._examples_of(losses.shape[0]), total(gradient))
+        loss, slope = self._reduce_gradients(sum_all(losses) / self._examples_of(losses.shape[0]), sum_all(gradient))
         self._check_finite(loss, slope)
         lap("backward")
         return loss
