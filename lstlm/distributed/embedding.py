@@ -45,7 +45,8 @@ class ShardedEmbedding(nn.Module):
     def read(self, context: Tensor) -> Tensor:
         """Do the same for a caller without autograd; `backward` comes next."""
         with torch.enable_grad():
-            self._combined = combined = self(context)
+            combined: Tensor = self(context)
+        self._combined = combined
         return combined.detach()
 
     def backward(self, gradient: Tensor) -> None:
