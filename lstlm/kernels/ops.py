@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, get_num_threads
 
-from lstlm.kernels import choice, reference
+from lstlm.kernels import choice, layer_reference, reference
 from lstlm.kernels.choice import Impl, native_for
 from lstlm.kernels.targets import Targets
 
@@ -236,7 +236,7 @@ def hidden_forward(
 ) -> list[Tensor]:
     """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ, A (units,inputs), a (units,)."""
     if (code := native_for(impl, x)) is None:
-        return reference.hidden_forward(x, weights, biases, activation)
+        return layer_reference.hidden_forward(x, weights, biases, activation)
     results = [x.new_empty(A.shape[0], x.shape[0]) for A in weights]
     code.layers_forward(x, ACTIVATIONS.index(activation), weights, biases, results, get_num_threads())
     return results
@@ -255,7 +255,7 @@ def hidden_backward(
 ) -> None:
     """Fill the gradients of weights and biases in turn and, unless None, that of x, given dY (units,m) of the last."""
     if (code := native_for(impl, x)) is None:
-        reference.hidden_backward(x, weights, results, dY, activation, gradients, dx)
+        layer_reference.hidden_backward(x, weights, results, dY, activation, gradients, dx)
         return
     scratch = x.new_empty(2, max([A.shape[0] for A in weights]), x.shape[0])
     dY = dY if dY.stride(1) == 1 else dY.contiguous()
@@ -278,7 +278,7 @@ def adagrad(
     counts, a number in float32 each, say how many steps were taken.
     """
     if (code := native_for(impl, parameters[0])) is None:
-        reference.adagrad(parameters, gradients, squares, counts, lr, epsilon)
+        layer_reference.adagrad(parameters, gradients, squares, counts, lr, epsilon)
     else:
         code.adagrad(parameters, gradients, squares, counts, lr, epsilon, get_num_threads())
 
@@ -299,7 +299,7 @@ def adam(
     where counts, a number in float32 each, become t, from 1.
     """
     if (code := native_for(impl, parameters[0])) is None:
-        reference.adam(parameters, gradients, means, squares, counts, *rates)
+        layer_reference.adam(parameters, gradients, means, squares, counts, *rates)
     else:
         code.adam(parameters, gradients, means, squares, counts, *rates, get_num_threads())
 

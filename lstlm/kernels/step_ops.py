@@ -184,13 +184,19 @@ def repair_frame(tables: Tables, X: Tensor, alphas: Tensor, Y: Tensor, *, impl: 
 
 
 # ---- rows that missed repairs ----------------------------------------------------------------------------------------
-def repair_rows(rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor, *, impl: Impl = "auto") -> None:
-    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d), over the repairs X, Y (count,d); seen (n,), int64."""
+def repair_rows(
+    rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor, first: int, count: int, *, impl: Impl = "auto"
+) -> None:
+    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d); seen (n,), int64.
+
+    Its repairs are `count` of those of X, Y (…,d), which lie one after the other, from the one with number `first` on.
+    """
     if (code := native_for(impl, rows)) is None:
+        X, Y = (repairs.view(-1, rows.shape[1])[first : first + count] for repairs in (X, Y))
         reference.repair_rows(rows, seen, X, Y)
     else:
-        order, spare = _room(rows, X.shape[0])
-        code.repair_rows(rows, seen, X, Y, order, spare, get_num_threads())
+        order, spare = _room(rows, count)
+        code.repair_rows(rows, seen, X, Y, first, count, order, spare, get_num_threads())
 
 
 def _room(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -226,7 +232,7 @@ def leave_segments(
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         start, stop, slot = stop, stop + count, number % slots
         fresh = start + int((seen[start:stop] == 0).sum())
-        repair_rows(rows[fresh:stop], seen[fresh:stop], segments.X[slot], segments.Y[slot], impl="torch")
+        reference.repair_rows(rows[fresh:stop], seen[fresh:stop], segments.X[slot], segments.Y[slot])
         torch.mm(rows[start:fresh], segments.onward[slot, 0], out=out[start:fresh])
         torch.mm(rows[fresh:stop], segments.onward[slot, 1], out=out[fresh:stop])
         for later in range(int(segments.reached[slot]), open):

@@ -167,7 +167,7 @@ class HiddenPass:
         given = x, self._matrices, self._results, gradient.T, self.activation
         ops.hidden_backward(*given, gradients, dx, impl=self._impl)
         for parameter, found in zip(parameters, gradients, strict=True):
-            if parameter.requires_grad:
+            if parameter.grad is None and parameter.requires_grad:
                 parameter.grad = found
         return dx
 

@@ -54,7 +54,8 @@ def checked_ids(target_ids: Tensor, m: int | None, vocab: int) -> Tensor:
         raise ConfigError(f"target_ids: expected {expected}, got {target_ids.dtype}, {target_ids.dim()}-d")
     if m is not None and (target_ids.shape[0] != m or target_ids.numel() == 0):
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
-    ids = target_ids.reshape(-1).to(torch.int64, copy=True, memory_format=torch.contiguous_format)
+    flat = target_ids if target_ids.dim() == 1 else target_ids.reshape(-1)
+    ids = flat.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
     if (wrong := outside(ids, vocab)) is not None:
         raise ConfigError(f"target id {wrong} is outside the vocabulary of {vocab}")
     return ids

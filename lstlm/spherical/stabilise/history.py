@@ -105,9 +105,8 @@ class History(nn.Module):
             rows.index_copy_(0, old, self._to_open_segment(rows.index_select(0, old), stamp[old]))
             seen = (stamp - self.start).clamp_(min=0)
         if self.count:
-            slot = self.open % (self.segments + 1)
-            X, Y = self.X[slot, : self.count], self.Y[slot, : self.count]
-            step_ops.repair_rows(rows, seen, X, Y, impl=self.impl)
+            first = self.open % (self.segments + 1) * self.repairs
+            step_ops.repair_rows(rows, seen, self.X, self.Y, first, self.count, impl=self.impl)
         return rows
 
     def bring_to_open_segment(self, V: Tensor, ids: Tensor, most: int | None = None) -> None:
