@@ -27,6 +27,7 @@ class ShardedEmbedding(nn.Module):
         self.combine, self.vocab, self.ranks = combine, vocab, ranks
         self._request: _Request | None = None
         self._rows: Tensor | None = None
+        self._combined: Tensor | None = None
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the combined rows of this rank's context (m,n). Collective; the result is this rank's own."""
@@ -41,6 +42,19 @@ class ShardedEmbedding(nn.Module):
             return rows.flatten(1)
         return rows.sum(1) if self.combine == "sum" else rows.mean(1)
 
+    def read(self, context: Tensor) -> Tensor:
+        """Do the same for a caller without autograd; `backward` comes next."""
+        with torch.enable_grad():
+            combined: Tensor = self(context)
+        self._combined = combined
+        return combined.detach()
+
+    def backward(self, gradient: Tensor) -> None:
+        """Take the gradient of what `read` returned."""
+        if self._combined is not None:
+            self._combined.backward(gradient)  # type: ignore[no-untyped-call]
+        self._combined = None
+
     def gradient(self) -> RowValues:
         """Return the gradients of the rows here that any rank read, by their places; a place may occur twice."""
         if self._request is None or self._rows is None or self._rows.grad is None:
@@ -49,7 +63,7 @@ class ShardedEmbedding(nn.Module):
 
     def discard(self) -> None:
         """Forget the last batch."""
-        self._request = self._rows = None
+        self._request = self._rows = self._combined = None
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows by id (k,size), the same ids on all ranks. Collective."""

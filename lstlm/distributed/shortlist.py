@@ -78,7 +78,7 @@ class AllRoute(Route):
 
 
 class TailRoute(AllRoute):
-    """Where the examples of the tail, of which every rank has another number, are worked on: in even parts."""
+    """Where the examples of the tail are worked on: in even parts, although ranks have different numbers of them."""
 
     def __init__(self, ranks: Ranks, pairs: int) -> None:
         """Learn how many pairs (example, target) of the tail every rank has. Collective."""

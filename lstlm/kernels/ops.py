@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, get_num_threads
 
-from lstlm.kernels import choice, reference
+from lstlm.kernels import choice, layer_reference, reference
 from lstlm.kernels.choice import Impl, native_for
 from lstlm.kernels.targets import Targets
 
@@ -46,8 +46,8 @@ def aligned_width(columns: int) -> int:
 def aligned(like: Tensor, rows: int, columns: int) -> Tensor:
     """Return an empty (rows,columns), of the dtype and on the device of `like`, whose rows start at cache lines.
 
-    A product is written into such memory up to a third faster than into rows of 300 floats, half of which start
-    in the middle of what the processor writes at once.
+    A product is written into such memory up to a third faster than into rows of 300 floats: half of those start in the
+    middle of a cache line.
     """
     return like.new_empty_strided((rows, columns), (aligned_width(columns), 1))
 
@@ -84,7 +84,7 @@ def read_rows(
 
 
 def write_rows(table: Tensor, ids: Tensor, values: Tensor, *, impl: Impl = "auto") -> None:
-    """table[ids] ← values (n,size), for ids each of which is there once."""
+    """table[ids] ← values (n,size); no id may occur twice."""
     if (code := _for_rows(impl, table)) is None:
         table.index_copy_(0, ids, values)
     else:
@@ -101,7 +101,7 @@ def add_rows(table: Tensor, change: RowValues, times: float = 1.0, *, impl: Impl
 
 
 def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float, *, impl: Impl = "auto") -> None:
-    """Take a step of row-wise Adagrad, which keeps one number a row, squares (D,).
+    """Take a step of row-wise Adagrad; squares (D,) is its memory, one number a row.
 
     For g_w the sum of all that belongs to row w: s_w += mean(g_w²), then row_w −= lr · g_w / (√s_w + 1e-10).
     """
@@ -131,7 +131,7 @@ def adagrad_table(
 ) -> None:
     """Do the same for rows of a table (D,size) and, unless None, their biases (D,), with gradients G (n,size), g (n,).
 
-    The rows are `ids` (n,), each of which is there once, or all of them.
+    The rows are `ids` (n,), without repetition, or all of them where None.
     """
     if (code := _for_rows(impl, table)) is None:
         rows = slice(None) if ids is None else ids
@@ -146,8 +146,8 @@ def dot_bags(rows: Tensor, targets: Targets, X: Tensor, *, impl: Impl = "auto") 
     """Return for every pair its row times its example, rows[place]·X[example] (n,) in float64; rows (u,d), X (m,d)."""
     if (code := native_for(impl, rows)) is None:
         return reference.dot_bags(rows, targets, X)
-    out = rows.new_empty(len(targets.ids), dtype=torch.float64)
-    code.dot_bags(rows, targets.place, targets.offsets, X, out)
+    out = rows.new_empty(targets.n, dtype=torch.float64)
+    code.dot_bags(rows, *targets.bags, X, out)
     return out
 
 
@@ -156,7 +156,7 @@ def sum_bags(rows: Tensor, targets: Targets, weights: Tensor, *, impl: Impl = "a
     if (code := native_for(impl, rows)) is None:
         return reference.sum_bags(rows, targets, weights)
     out = aligned(rows, targets.m, rows.shape[1])
-    code.sum_bags(rows, targets.place, targets.offsets, weights, out)
+    code.sum_bags(rows, *targets.bags, weights, out)
     return out
 
 
@@ -167,7 +167,7 @@ def add_bags(
     if (code := native_for(impl, rows)) is None:
         reference.add_bags(rows, targets, X, weights, times)
     else:
-        code.add_bags(rows, targets.place, targets.offsets, X, weights, times)
+        code.add_bags(rows, *targets.bags, X, weights, times)
 
 
 def _for_rows(impl: Impl, table: Tensor) -> Any:
@@ -221,14 +221,22 @@ def cross_entropy(
     return losses
 
 
+def sum_all(x: Tensor, *, impl: Impl = "auto") -> float:
+    """Return the sum of x (n,) or (n,k), a number on the host; compiled code adds up in float64."""
+    if (code := native_for(impl, x)) is None:
+        return float(x.sum())
+    x = x if x.dim() == 2 else x.view(1, -1)
+    x = x if x.stride(1) == 1 else x.T
+    return code.sum_all(x) if x.stride(1) == 1 else float(x.sum())
+
+
 # ---- hidden layers ---------------------------------------------------------------------------------------------------
 def hidden_forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, *, impl: Impl = "auto"
 ) -> list[Tensor]:
     """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ, A (units,inputs), a (units,)."""
-    code = native_for(impl, x) if in_one_piece(x, *weights) else None
-    if code is None:
-        return reference.hidden_forward(x, weights, biases, activation)
+    if (code := native_for(impl, x)) is None:
+        return layer_reference.hidden_forward(x, weights, biases, activation)
     results = [x.new_empty(A.shape[0], x.shape[0]) for A in weights]
     code.layers_forward(x, ACTIVATIONS.index(activation), weights, biases, results, get_num_threads())
     return results
@@ -240,21 +248,19 @@ def hidden_backward(
     results: list[Tensor],
     dY: Tensor,
     activation: str,
+    gradients: list[Tensor],
+    dx: Tensor | None,
     *,
-    wanted: bool = True,
     impl: Impl = "auto",
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients of x, where wanted, and of weights and biases in turn, given dY (units,m) of the last."""
-    code = native_for(impl, x) if in_one_piece(x, *weights) else None
-    if code is None:
-        return reference.hidden_backward(x, weights, results, dY, activation, wanted)
-    scratch = x.new_empty(2, max(A.shape[0] for A in weights), x.shape[0])
-    dx = torch.empty_like(x) if wanted else None
-    dA, da = [torch.empty_like(A) for A in weights], [A.new_empty(A.shape[0]) for A in weights]
+) -> None:
+    """Fill the gradients of weights and biases in turn and, unless None, that of x, given dY (units,m) of the last."""
+    if (code := native_for(impl, x)) is None:
+        layer_reference.hidden_backward(x, weights, results, dY, activation, gradients, dx)
+        return
+    scratch = x.new_empty(2, max([A.shape[0] for A in weights]), x.shape[0])
     dY = dY if dY.stride(1) == 1 else dY.contiguous()
-    number, threads = ACTIVATIONS.index(activation), get_num_threads()
-    code.layers_backward(x, number, weights, results, dY, dA, da, scratch, dx, threads)
-    return dx, [g for pair in zip(dA, da, strict=True) for g in pair]
+    number, dA, da = ACTIVATIONS.index(activation), gradients[::2], gradients[1::2]
+    code.layers_backward(x, number, weights, results, dY, dA, da, scratch, dx, get_num_threads())
 
 
 def adagrad(
@@ -272,7 +278,7 @@ def adagrad(
     counts, a number in float32 each, say how many steps were taken.
     """
     if (code := native_for(impl, parameters[0])) is None:
-        reference.adagrad(parameters, gradients, squares, counts, lr, epsilon)
+        layer_reference.adagrad(parameters, gradients, squares, counts, lr, epsilon)
     else:
         code.adagrad(parameters, gradients, squares, counts, lr, epsilon, get_num_threads())
 
@@ -293,12 +299,13 @@ def adam(
     where counts, a number in float32 each, become t, from 1.
     """
     if (code := native_for(impl, parameters[0])) is None:
-        reference.adam(parameters, gradients, means, squares, counts, *rates)
+        layer_reference.adam(parameters, gradients, means, squares, counts, *rates)
     else:
         code.adam(parameters, gradients, means, squares, counts, *rates, get_num_threads())
 
 
-def in_one_piece(*tensors: Tensor) -> bool:
-    """Say whether the tensors are of one dtype and without gaps in memory."""
+def form_for(*tensors: Tensor) -> Impl:
+    """Return "auto" for tensors of one dtype without gaps in memory, which compiled code can read, else "torch"."""
     dtype = tensors[0].dtype
-    return all(x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors)
+    fits = [x.dtype == dtype and x.is_contiguous() and x.numel() > 0 for x in tensors]
+    return "auto" if all(fits) else "torch"

@@ -5,7 +5,6 @@ Nothing here reads a number on the host, unless it is on the CPU, where that is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -122,72 +121,6 @@ def cross_entropy(
         scores.mul_(upstream[:, None])
     losses: Tensor = weight * (totals.log() + top) - target
     return losses
-
-
-# ---- hidden layers ---------------------------------------------------------------------------------------------------
-@torch.no_grad()
-def hidden_forward(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str) -> list[Tensor]:
-    """Return Y_l = f(A_l Y_(l−1) + a_l 1ᵀ) (units,m) of every layer, Y_0 = xᵀ.
-
-    Examples are columns in memory: the products are written faster so, and the factored layer, which keeps its
-    minibatch in the same way, neither turns h around nor its gradient.
-    """
-    columns = [x.T]
-    for A, a in zip(weights, biases, strict=True):
-        Z = torch.addmm(a[:, None], A, columns[-1])
-        columns.append(Z.tanh_() if activation == "tanh" else Z.relu_() if activation == "relu" else Z)
-    return columns[1:]
-
-
-@torch.no_grad()
-def hidden_backward(
-    x: Tensor, weights: Sequence[Tensor], results: Sequence[Tensor], dY: Tensor, activation: str, wanted: bool
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients of x, where it is wanted, and of weights and biases in turn, given dY (units,m)."""
-    columns, gradients = [x.T, *results], []
-    for i, A in reversed([*enumerate(weights)]):
-        dZ, Y = dY, columns[i + 1]
-        if activation == "tanh":
-            dZ = torch.ops.aten.tanh_backward(dY, Y)
-        elif activation == "relu":
-            dZ = torch.ops.aten.threshold_backward(dY, Y, 0)
-        gradients += [dZ.sum(1), dZ @ columns[i].T]
-        if wanted or i > 0:
-            dY = A.T @ dZ
-    return dY.T if wanted else None, gradients[::-1]
-
-
-def adagrad(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    squares: list[Tensor],
-    counts: list[Tensor],
-    lr: float,
-    epsilon: float,
-) -> None:
-    for x, g, total, count in zip(parameters, gradients, squares, counts, strict=True):
-        count += 1
-        total.addcmul_(g, g)
-        x.addcdiv_(g, total.sqrt().add_(epsilon), value=-lr)
-
-
-def adam(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    means: list[Tensor],
-    squares: list[Tensor],
-    counts: list[Tensor],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-) -> None:
-    for x, g, mean, square, count in zip(parameters, gradients, means, squares, counts, strict=True):
-        count += 1
-        mean.lerp_(g, 1 - beta1)
-        square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        root = (square / (1 - beta2 ** count.double())).sqrt_()
-        x.addcdiv_(mean / (1 - beta1 ** count.double()), root.add_(epsilon), value=-lr)
 
 
 # ---- the low-rank step -----------------------------------------------------------------------------------------------
@@ -324,6 +257,6 @@ def repair_frame(U: Tensor, U_inv_T: Tensor, X: Tensor, alphas: Tensor, Y: Tenso
 
 # ---- rows that missed repairs ----------------------------------------------------------------------------------------
 def repair_rows(rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor) -> None:
-    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d), X, Y (count,d), seen (n,)."""
+    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d); X, Y (count,d), seen (n,)."""
     unseen = torch.arange(len(X), device=rows.device) >= seen[:, None]
     rows.addmm_((rows @ X.T).mul_(unseen), Y)

@@ -49,9 +49,8 @@ def low_rank_outputs(
         return reference.low_rank_outputs(table, h, rows, targets, p)
     m, d = targets.m, rows.shape[1]
     HT, products = h.new_empty(d, m), h.new_empty(5 * d + 4, m)
-    outputs = h.new_empty(2 * m + len(targets.ids), dtype=torch.float64)
-    bags = targets.place, targets.offsets
-    code.low_rank_outputs(table, h, rows, *bags, p, HT, products, outputs, get_num_threads())
+    outputs = h.new_empty(2 * m + targets.n, dtype=torch.float64)
+    code.low_rank_outputs(table, h, rows, *targets.bags, p, HT, products, outputs, get_num_threads())
     return HT, products, outputs
 
 
@@ -63,15 +62,18 @@ def losses(
     p: Tensor | None,
     D: float,
     upstream: Tensor | None,
-) -> tuple[Tensor, bool]:
+    *,
+    impl: Impl = "auto",
+) -> tuple[Tensor, bool] | None:
     """Return ℓ, and dq, ds, do times upstream (m,), 1/m where None, as (3m+n,); and whether all of it is finite.
 
-    Compiled only: the torch form is the loss's own formula. `loss` is its number in native/common.h and its parameters;
-    `like` is a tensor of the compute dtype.
+    None where compiled code is not at work: the torch form is the loss's own formula. `loss` is its number in
+    native/common.h and its parameters; `like` is a tensor of the compute dtype.
     """
-    code = native_for("native", like)
-    partials = like.new_empty(3 * targets.m + len(targets.ids))
-    finite = code.losses(partials, *loss, D, outputs, p, targets.values, targets.offsets, upstream, get_num_threads())
+    if (code := native_for(impl, like)) is None:
+        return None
+    partials = like.new_empty(3 * targets.m + targets.n)
+    finite = code.losses(partials, *loss, D, outputs, p, targets.given, targets.offsets, upstream, get_num_threads())
     return partials, bool(finite)
 
 
@@ -89,8 +91,7 @@ def low_rank_backward(
     if (code := native_for(impl, table)) is None:
         return reference.low_rank_backward(table, rows, targets, p, partials, products)
     gradient = products.new_empty(rows.shape[1], targets.m)
-    bags = targets.place, targets.offsets
-    code.low_rank_backward(table, rows, *bags, p, partials, products, gradient, get_num_threads())
+    code.low_rank_backward(table, rows, *targets.bags, p, partials, products, gradient, get_num_threads())
     return gradient
 
 
@@ -118,7 +119,7 @@ def low_rank_update(
     *,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ = HU'⁻¹ (m,d), of which V gets −η YᵀJ.
+    """Update the d-sized state, and return J = (I − A)⁻¹ HU⁻¹ = HU'⁻¹ (m,d); V is to be changed by −η YᵀJ.
 
     `inverse` is (I − A)⁻¹ (m,m), or of how many terms a series gives it. Where `allowed`, on a device, is False,
     nothing changes.
@@ -133,9 +134,9 @@ def low_rank_update(
         shrinking.squares[2] = inverse
     d, m = HT.shape
     J, BHT = aligned(HT, m, d), torch.empty_like(HT)
-    bags = targets.place, targets.offsets, targets.ids.new_empty(len(targets.ids) + len(targets.words) + 1)
+    links = targets.ids.new_empty(targets.n + targets.words.shape[0] + 1)
     room = products, shrinking.squares, BHT, J, get_num_threads()
-    code.low_rank_update(*tables, HT, partials, *bags, p_norm2, eta, terms, *room)
+    code.low_rank_update(*tables, HT, partials, *targets.bags, links, p_norm2, eta, terms, *room)
     return J
 
 
@@ -183,13 +184,19 @@ def repair_frame(tables: Tables, X: Tensor, alphas: Tensor, Y: Tensor, *, impl: 
 
 
 # ---- rows that missed repairs ----------------------------------------------------------------------------------------
-def repair_rows(rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor, *, impl: Impl = "auto") -> None:
-    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d), over the repairs X, Y (count,d); seen (n,), int64."""
+def repair_rows(
+    rows: Tensor, seen: Tensor, X: Tensor, Y: Tensor, first: int, count: int, *, impl: Impl = "auto"
+) -> None:
+    """v ← v + ((v Xᵀ) ∘ [j ≥ seen]) Y for each v of rows (n,d); seen (n,), int64.
+
+    Its repairs are `count` of those of X, Y (…,d), which lie one after the other, from the one with number `first` on.
+    """
     if (code := native_for(impl, rows)) is None:
+        X, Y = (repairs.view(-1, rows.shape[1])[first : first + count] for repairs in (X, Y))
         reference.repair_rows(rows, seen, X, Y)
     else:
-        order, spare = _room(rows, len(X))
-        code.repair_rows(rows, seen, X, Y, order, spare, get_num_threads())
+        order, spare = _room(rows, count)
+        code.repair_rows(rows, seen, X, Y, first, count, order, spare, get_num_threads())
 
 
 def _room(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -225,7 +232,7 @@ def leave_segments(
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         start, stop, slot = stop, stop + count, number % slots
         fresh = start + int((seen[start:stop] == 0).sum())
-        repair_rows(rows[fresh:stop], seen[fresh:stop], segments.X[slot], segments.Y[slot], impl="torch")
+        reference.repair_rows(rows[fresh:stop], seen[fresh:stop], segments.X[slot], segments.Y[slot])
         torch.mm(rows[start:fresh], segments.onward[slot, 0], out=out[start:fresh])
         torch.mm(rows[fresh:stop], segments.onward[slot, 1], out=out[fresh:stop])
         for later in range(int(segments.reached[slot]), open):
@@ -236,7 +243,7 @@ def leave_segments(
 def read_stamps(stamp: Tensor, ids: Tensor, start: int, count: int, *, impl: Impl = "auto") -> Tensor | None:
     """Return how many of the `count` repairs since `start` rows ids (n,) have seen; None where one is older than that.
 
-    stamp (D,), int32. On devices other than the CPU nobody looks, and none may be older.
+    stamp (D,), int32. On devices other than the CPU this is not checked: there no row may be older.
     """
     if choice.native is not None and impl != "torch" and stamp.is_cpu and ids.dtype == torch.int64:
         seen = torch.empty_like(ids, memory_format=torch.contiguous_format)

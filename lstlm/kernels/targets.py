@@ -16,7 +16,7 @@ from lstlm.kernels.choice import Impl, native_for_ids
 class Distinct(NamedTuple):
     """The outputs that occur, each once, words (u,), and the place of every pair's among them (n,), int64.
 
-    `repeated` says whether an example names an output twice; None where nobody looked.
+    `repeated` says whether an example names an output twice; None where the torch form did not look.
     """
 
     words: Tensor
@@ -32,31 +32,37 @@ class Targets:
     """
 
     def __init__(
-        self, ids: Tensor, values: Tensor, m: int, offsets: Tensor | None = None, *, impl: Impl = "auto"
+        self, ids: Tensor, values: Tensor | None, m: int, offsets: Tensor | None = None, *, impl: Impl = "auto"
     ) -> None:
-        """Take int64 ids and float64 values (n,), and offsets (m+1,), int64, or None where all have n/m pairs."""
-        self.ids, self.values, self.m, self.impl = ids, values, m, impl
-        self.each = len(ids) // m if offsets is None else 0
-        if offsets is not None:
-            self.offsets = offsets
+        """Take int64 ids and float64 values (n,), all ones where None, and offsets (m+1,), None where all have n/m."""
+        self.ids, self.given, self.m, self.impl = ids, values, m, impl
+        self.n = ids.shape[0]
+        self.each = self.n // m if offsets is None else 0
+        self.offsets = torch.arange(0, self.n + 1, self.each, device=ids.device) if offsets is None else offsets
+        self._distinct: Distinct | None = None
 
     @cached_property
-    def offsets(self) -> Tensor:
-        return torch.arange(0, len(self.ids) + 1, self.each, device=self.ids.device)
+    def values(self) -> Tensor:
+        return torch.ones_like(self.ids, dtype=torch.float64) if self.given is None else self.given
 
     @cached_property
     def example(self) -> Tensor:
         """The example of each pair (n,)."""
         examples = torch.arange(self.m, device=self.ids.device)
-        return torch.repeat_interleave(examples, self.each or self.offsets.diff(), output_size=len(self.ids))
+        return torch.repeat_interleave(examples, self.each or self.offsets.diff(), output_size=self.n)
 
-    @cached_property
+    @property
     def distinct(self) -> Distinct:
-        if (code := native_for_ids(self.impl, self.ids)) is None:
-            return Distinct(*reference.distinct(self.ids), None)
-        n = len(self.ids)
-        words, place, scratch = (self.ids.new_empty(size) for size in (n, n, n + (2 << n.bit_length())))
-        number, repeated = code.distinct(self.ids, self.offsets, words, place, scratch)
+        if self._distinct is None:
+            self._distinct = self._find_distinct()
+        return self._distinct
+
+    def _find_distinct(self) -> Distinct:
+        ids, n = self.ids, self.n
+        if (code := native_for_ids(self.impl, ids)) is None:
+            return Distinct(*reference.distinct(ids), None)
+        words, place, scratch = ids.new_empty(n), ids.new_empty(n), ids.new_empty(n + (2 << n.bit_length()))
+        number, repeated = code.distinct(ids, self.offsets, words, place, scratch)
         return Distinct(words if number == n else words[:number], place, bool(repeated))
 
     @property
@@ -66,6 +72,11 @@ class Targets:
     @property
     def place(self) -> Tensor:
         return self.distinct.place
+
+    @property
+    def bags(self) -> tuple[Tensor, Tensor]:
+        """What compiled code reads: the place of every pair's output among the words, and the offsets."""
+        return self.distinct.place, self.offsets
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sums (m,) over the pairs of an example, for x (n,)."""
@@ -89,7 +100,7 @@ class Targets:
             values, first = torch.empty_like(self.values), torch.empty_like(self.words)
             code.merge(self.place, self.offsets, self.values, values, first)
         merged = Targets(self.ids, values, self.m, None if self.each else self.offsets, impl=self.impl)
-        merged.distinct = self.distinct
+        merged._distinct = self.distinct
         return merged
 
     @staticmethod

@@ -20,8 +20,9 @@ _GAINS = {"tanh": 5.0 / 3.0, "relu": 2.0**0.5, "identity": 1.0}
 class LastRead:
     """What an embedding read last: kept apart, because a module's own attributes are slow to set."""
 
-    ids: Tensor | None = None
-    rows: Tensor | None = None
+    context: Tensor | None = None
+    rows: Tensor | None = None  # the leaf of autograd, where autograd takes part
+    gradient: Tensor | None = None  # what `backward` was given
 
 
 class SparseEmbedding(nn.Module):
@@ -40,31 +41,45 @@ class SparseEmbedding(nn.Module):
 
     def forward(self, context: Tensor) -> Tensor:
         """Return the combined rows of context (m,n): (m,n·size) or (m,size). In training mode a leaf of autograd."""
+        rows = self._combined(context)
+        if self.training and torch.is_grad_enabled():
+            last = self._last
+            last.context, last.rows, last.gradient = context.clone(), rows.requires_grad_(), None
+        return rows
+
+    def read(self, context: Tensor) -> Tensor:
+        """Do the same without autograd; `backward` comes next, and context stays as it is until the step is taken."""
+        last = self._last
+        last.context, last.rows, last.gradient = context, None, None
+        return self._combined(context)
+
+    def backward(self, gradient: Tensor) -> None:
+        """Take the gradient of what `read` returned."""
+        self._last.gradient = gradient
+
+    def _combined(self, context: Tensor) -> Tensor:
         m, n = context.shape
         each, scale = self._summed(n)
-        ids = context.reshape(-1)
-        read = read_rows(self.weight, ids, each, scale)
-        if self.combine == "concat":
-            read = read.view(m, -1)
-        if self.training and torch.is_grad_enabled():
-            self._last.ids, self._last.rows = ids.clone(), read.requires_grad_()
-        return read
+        rows = read_rows(self.weight, context.reshape(-1), each, scale)
+        return rows if each == n else rows.view(m, -1)
 
     def _summed(self, n: int) -> tuple[int, float]:
         """Return how many rows become one, of the n of an example, and by what their sum is multiplied."""
-        return {"concat": (1, 1.0), "sum": (n, 1.0), "mean": (n, 1 / n)}[self.combine]
+        return (1, 1.0) if self.combine == "concat" else (n, 1.0 if self.combine == "sum" else 1 / n)
 
     def gradient(self) -> RowValues:
         """Return what the last backward says about the rows read; an id may occur twice."""
-        ids, rows = self._last.ids, self._last.rows
-        if ids is None or rows is None or rows.grad is None:
+        last = self._last
+        gradient = last.gradient if last.rows is None else last.rows.grad
+        if last.context is None or gradient is None:
             raise ConfigError("embedding: step without a backward before it; run forward, backward, step in turn")
-        each, scale = self._summed(ids.shape[0] // rows.shape[0])
-        return RowValues(ids, rows.grad.reshape(-1, self.weight.shape[1]), each, scale)
+        each, scale = self._summed(last.context.shape[1])
+        return RowValues(last.context.reshape(-1), gradient.reshape(-1, self.weight.shape[1]), each, scale)
 
     def discard(self) -> None:
         """Forget the last batch."""
-        self._last.ids = self._last.rows = None
+        last = self._last
+        last.context = last.rows = last.gradient = None
 
     @property
     def vocab(self) -> int:
@@ -123,7 +138,8 @@ class HiddenLayers(nn.Sequential):
 
     def weights(self) -> list[Tensor]:
         """Return weights and biases in turn: the parameters, in a fraction of the time that `parameters()` takes."""
-        return [p for linear in self for p in (linear.weight, linear.bias) if isinstance(p, Tensor)]
+        layers = self._modules.values()
+        return [p for linear in layers if linear is not None for p in linear._parameters.values() if p is not None]
 
 
 class HiddenPass:
@@ -131,18 +147,29 @@ class HiddenPass:
 
     def __init__(self, x: Tensor, activation: str, parameters: list[Tensor]) -> None:
         """Take weights and biases in turn."""
-        self.x, self.activation, self.parameters = x, activation, parameters
-        self._results = ops.hidden_forward(x, parameters[::2], parameters[1::2], activation) if parameters else []
-        self.h = self._results[-1].T if parameters else x
+        self.x, self.activation, self.parameters, self.h = x, activation, parameters, x
+        if parameters:
+            self._matrices = matrices = parameters[::2]
+            self._impl = ops.form_for(x, *matrices)
+            self._results = ops.hidden_forward(x, matrices, parameters[1::2], activation, impl=self._impl)
+            self.h = self._results[-1].T
 
-    def backward(self, gradient: Tensor) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the gradients of x and of the parameters, given that of h."""
-        if gradient.shape != self.h.shape or gradient.dtype != self.h.dtype:
-            wanted = f"{self.h.dtype} {tuple(self.h.shape)}"
+    def backward(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of x, given that of h, and make those of the parameters their `grad`."""
+        h, parameters = self.h, self.parameters
+        if gradient.shape != h.shape or gradient.dtype != h.dtype:
+            wanted = f"{h.dtype} {tuple(h.shape)}"
             raise ConfigError(f"the gradient is {gradient.dtype} {tuple(gradient.shape)}, h is {wanted}")
-        if not self.parameters:
-            return gradient, []
-        return ops.hidden_backward(self.x, self.parameters[::2], self._results, gradient.T, self.activation)
+        if not parameters:
+            return gradient
+        gradients = [torch.empty_like(p) if p.grad is None else p.grad for p in parameters]
+        x, dx = self.x, torch.empty_like(self.x)
+        given = x, self._matrices, self._results, gradient.T, self.activation
+        ops.hidden_backward(*given, gradients, dx, impl=self._impl)
+        for parameter, found in zip(parameters, gradients, strict=True):
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = found
+        return dx
 
 
 class _Autograd(torch.autograd.Function):
@@ -150,8 +177,9 @@ class _Autograd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        results = ops.hidden_forward(x, [*parameters[::2]], [*parameters[1::2]], activation)
-        ctx.activation = activation
+        matrices, biases = [*parameters[::2]], [*parameters[1::2]]
+        ctx.activation, ctx.impl = activation, ops.form_for(x, *matrices)
+        results = ops.hidden_forward(x, matrices, biases, activation, impl=ctx.impl)
         ctx.save_for_backward(x, *results, *parameters[::2])
         return results[-1].T
 
@@ -160,6 +188,7 @@ class _Autograd(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         results, matrices = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        wanted = ctx.needs_input_grad[0]
-        dx, gradients = ops.hidden_backward(x, matrices, results, gradient.T, ctx.activation, wanted=wanted)
+        gradients = [room for A in matrices for room in (torch.empty_like(A), A.new_empty(A.shape[0]))]
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        ops.hidden_backward(x, matrices, results, gradient.T, ctx.activation, gradients, dx, impl=ctx.impl)
         return dx, None, *gradients

@@ -8,6 +8,7 @@ that its context names, and the output layer takes its own exact SGD step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from lstlm.config import Config
 from lstlm.distributed import Ranks, ShardedEmbedding
 from lstlm.errors import ConfigError, DataError
 from lstlm.kernels.ops import outside
-from lstlm.nn.layers import HiddenLayers, SparseEmbedding
+from lstlm.nn.layers import HiddenLayers, HiddenPass, SparseEmbedding
 from lstlm.outputs import OutputLayer, make_output
 from lstlm.outputs.rows import uniform_rows
 
@@ -68,14 +69,13 @@ class Network(nn.Module):
 
     def encode(self, context: Tensor) -> Tensor:
         """Return h (m,hidden) of context (m,n) word ids."""
-        self._check_context(context)
-        h: Tensor = self.hidden(self.embedding(context))
+        h: Tensor = self.hidden(self._read(self.embedding, context))
         return h
 
     def begin(self, context: Tensor) -> Encoding:
         """Do the same without autograd, which would cost a twentieth of a step."""
-        self._check_context(context)
-        return Encoding(self, context)
+        embedding = self.embedding
+        return Encoding(embedding, self.hidden.run(self._read(embedding.read, context)))
 
     def forward(
         self,
@@ -101,40 +101,37 @@ class Network(nn.Module):
         weight = self.output.weight()
         return weight if self.sides == 1 else weight.view(self.sides, -1, weight.shape[1]).sum(0)
 
-    def _check_context(self, context: Tensor) -> None:
+    def _read(self, read: Callable[[Tensor], Tensor], context: Tensor) -> Tensor:
+        """Return what the embedding reads for a context, or say what is wrong with the context."""
         if context.ndim != 2 or context.numel() == 0 or context.dtype not in (torch.int64, torch.int32):
             raise ConfigError(
                 f"context is {context.dtype} {tuple(context.shape)}: word ids are int64 (examples, words)"
             )
-        words = self.config.data.context_words
-        if self.combine == "concat" and context.shape[1] != words:
+        if self.combine == "concat" and context.shape[1] != (words := self.config.data.context_words):
             raise ConfigError(
                 f"context has {context.shape[1]} words an example, the model was made for {words}: "
                 "model.combine concat fixes the number; use sum or mean, or change data.context"
             )
-        last = self.embedding.vocab - 1
-        if (bad := outside(context, last + 1)) is not None:
-            raise DataError(f"context holds word id {bad}: ids run from 0 to {last}; is the vocabulary another one?")
+        try:
+            return read(context)
+        except IndexError:
+            vocab = self.embedding.vocab
+            wrong = outside(context, vocab)
+            raise DataError(
+                f"context holds word id {wrong}: ids run from 0 to {vocab - 1}; is the vocabulary another one?"
+            ) from None
 
 
 class Encoding:
     """A minibatch between forward and backward: h (m,hidden), and `backward`, which leaves the gradients in place."""
 
-    def __init__(self, network: Network, context: Tensor) -> None:
-        self._read = network.embedding(context)
-        self._pass = network.hidden.run(self._read.detach())
-        self.h = self._pass.h
+    def __init__(self, embedding: SparseEmbedding | ShardedEmbedding, hidden: HiddenPass) -> None:
+        self._embedding, self._hidden = embedding, hidden
+        self.h = hidden.h
         self._version = self.h._version
 
     def backward(self, gradient: Tensor) -> None:
         """Give hidden layers and word vectors their gradients, given that of h."""
         if self.h._version != self._version:
             raise ConfigError("h was changed in place after it was computed; backward() needs it as it was")
-        dx, gradients = self._pass.backward(gradient)
-        for parameter, found in zip(self._pass.parameters, gradients, strict=True):
-            if parameter.requires_grad:
-                parameter.grad = found
-        if self._read.is_leaf:
-            self._read.grad = dx
-        else:
-            self._read.backward(dx)
+        self._embedding.backward(self._hidden.backward(gradient))

@@ -20,8 +20,6 @@ from lstlm.kernels.ops import adagrad_rows, add_rows
 from lstlm.nn.network import Network
 from lstlm.protocol.saved import bounds, check_like, insist
 
-State = dict[str, list[Tensor]]  # by name, one tensor a parameter
-
 
 class HiddenOptimiser(ABC):
     """A rule for dense parameters. Its state has torch.optim's names and values: one tensor a name and parameter."""
@@ -38,21 +36,18 @@ class HiddenOptimiser(ABC):
             for name in self.names
         }
 
-    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient."""
-        learning = [number for number, p in enumerate(self.parameters) if p.grad is not None]
-        if not learning:
-            return
-        parameters: list[Tensor] = [self.parameters[number] for number in learning]
-        gradients = [p.grad.contiguous() for p in parameters if p.grad is not None]
-        state = {name: [values[number] for number in learning] for name, values in self.state.items()}
-        self._move(parameters, gradients, state, lr)
-        increment_version(parameters)  # compiled code does not tell autograd by itself
+        every = zip(self.parameters, *self.state.values(), strict=True)
+        learning = [(p, p.grad.contiguous(), *its) for p, *its in every if p.grad is not None]
+        if learning:
+            parameters, *others = map(list, zip(*learning, strict=True))
+            self._move(lr, parameters, *others)
+            increment_version(parameters)  # compiled code does not tell autograd by itself
 
     @abstractmethod
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
-        """Change parameters and state in place."""
+    def _move(self, lr: float, parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
+        """Change parameters and state, in the order of `names`, in place."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"state": {number of the parameter: {name: tensor}}}: references, not copies."""
@@ -78,8 +73,9 @@ class Adagrad(HiddenOptimiser):
 
     names = ("step", "sum")
 
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
-        ops.adagrad(parameters, gradients, state["sum"], state["step"], lr, 1e-10)
+    def _move(self, lr: float, parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
+        counts, sums = state
+        ops.adagrad(parameters, gradients, sums, counts, lr, ops.ADAGRAD_EPSILON)
 
 
 class Adam(HiddenOptimiser):
@@ -87,9 +83,9 @@ class Adam(HiddenOptimiser):
 
     names = ("step", "exp_avg", "exp_avg_sq")
 
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
-        rates = (lr, 0.9, 0.999, 1e-8)
-        ops.adam(parameters, gradients, state["exp_avg"], state["exp_avg_sq"], state["step"], rates)
+    def _move(self, lr: float, parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
+        counts, means, squares = state
+        ops.adam(parameters, gradients, means, squares, counts, (lr, 0.9, 0.999, 1e-8))
 
 
 class Sgd(HiddenOptimiser):
@@ -101,8 +97,9 @@ class Sgd(HiddenOptimiser):
         super().__init__(parameters)
         self.momentum = momentum
 
-    def _move(self, parameters: list[Tensor], gradients: list[Tensor], state: State, lr: float) -> None:
-        for x, v, g in zip(parameters, state["momentum_buffer"], gradients, strict=True):
+    @torch.no_grad()
+    def _move(self, lr: float, parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
+        for x, g, v in zip(parameters, gradients, *state, strict=True):
             x.add_(v.mul_(self.momentum).add_(g), alpha=-lr)
 
 

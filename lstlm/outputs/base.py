@@ -84,7 +84,7 @@ class RecordedOutput(OutputLayer):
         return losses, self._record(step, self._updates, upstream)
 
     def _minibatch(self, m: int) -> int:
-        """Return the size of the minibatch of which m examples are here: all, unless ranks share it."""
+        """Return the size of the minibatch, given that m of its examples are here: m, unless ranks share it."""
         return m
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class RecordedOutput(OutputLayer):
         self._updates += 1
 
     def _apply_steps(self, steps: list[RecordedStep], lr: float, keep: float) -> None:
-        """W ← keep·W − the step for the sum of the gradients, all of which saw the same weights."""
+        """W ← keep·W − the step for the sum of the gradients; all steps saw the same weights."""
         tables = [module for module in self.modules() if isinstance(module, ScaledRows)]
         if not any(table.squares is not None for table in tables):
             for step in steps:

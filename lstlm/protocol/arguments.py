@@ -41,9 +41,8 @@ def checked_targets(
     """Return what m examples are aimed at: ids, values (m,) or (m,K), or (n,) with offsets (m,) or (m+1,)."""
     ids = checked_ids(target_ids, m if offsets is None else None, vocab)
     bounds = None if offsets is None else checked_offsets(offsets, ids, m)
-    if target_values is None:
-        return Targets(ids, torch.ones_like(ids, dtype=torch.float64), m, bounds, impl=impl)
-    return Targets(ids, checked_values(target_values, target_ids), m, bounds, impl=impl)
+    values = None if target_values is None else checked_values(target_values, target_ids)
+    return Targets(ids, values, m, bounds, impl=impl)
 
 
 def checked_ids(target_ids: Tensor, m: int | None, vocab: int) -> Tensor:
@@ -55,7 +54,8 @@ def checked_ids(target_ids: Tensor, m: int | None, vocab: int) -> Tensor:
         raise ConfigError(f"target_ids: expected {expected}, got {target_ids.dtype}, {target_ids.dim()}-d")
     if m is not None and (target_ids.shape[0] != m or target_ids.numel() == 0):
         raise ConfigError(f"target_ids has shape {tuple(target_ids.shape)} for {m} examples; need m ≥ 1, K ≥ 1")
-    ids = target_ids.reshape(-1).to(torch.int64, copy=True, memory_format=torch.contiguous_format)
+    flat = target_ids if target_ids.dim() == 1 else target_ids.reshape(-1)
+    ids = flat.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
     if (wrong := outside(ids, vocab)) is not None:
         raise ConfigError(f"target id {wrong} is outside the vocabulary of {vocab}")
     return ids
@@ -84,7 +84,7 @@ def checked_offsets(offsets: Tensor, ids: Tensor, m: int) -> Tensor:
             f"expected ({m},), or ({m + 1},) with the end, on {ids.device}"
         )
     bounds = torch.cat([offsets[:m].to(torch.int64), ids.new_full((1,), n)])
-    if not ids.is_cpu:  # where nobody looks
+    if not ids.is_cpu:  # reading them would make the host wait
         return bounds
     if int(bounds[0]) != 0 or bool((bounds.diff() < 0).any()) or offsets[m:].tolist() not in ([], [n]):
         raise ConfigError(f"offsets: expected to start at 0, never to go back, and to end with the {n} target_ids")

@@ -24,13 +24,16 @@ _LEARNING = ("forward", "value_and_grad", "learn", "update", "_backward")
 
 
 def alone(method: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a thread that comes to a layer while another is inside: both would write, and neither would know.
+    """Let a method that learns run in one thread at a time, and without autocast.
 
-    Tried, not waited for: to wait would mix the backward passes of the two. Reading, without gradients, is free.
+    A thread that comes to a layer while another is inside is refused: both would write, and neither would know. It does
+    not wait: that would mix the backward passes of the two. Reading, without gradients, is free.
     """
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return without_autocast(call)(*args, **kwargs)
         inside: dict[str, Any] = vars(args[0])
         me = threading.get_ident()
         if inside.get("_learning") == me or (method.__name__ == "forward" and not torch.is_grad_enabled()):
@@ -122,7 +125,7 @@ class OutputLayer(nn.Module):
             checked_tensor("weight", weight)
         if weight is not None and weight.shape != (len(h),):
             raise ConfigError(f"weight has shape {tuple(weight.shape)}; expected ({len(h)},)")
-        return checked_targets(target_ids, target_values, offsets, len(h), self.vocab, self.impl)
+        return checked_targets(target_ids, target_values, offsets, h.shape[0], self.vocab, self.impl)
 
     def _check_h(self, h: Tensor) -> None:
         checked_tensor("h", h)
@@ -188,7 +191,6 @@ class OutputLayer(nn.Module):
         return losses if weight is None else losses * weight
 
     @alone
-    @without_autocast
     def value_and_grad(
         self,
         h: Tensor,

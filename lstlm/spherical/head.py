@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lstlm.errors import ConfigError, NumericsError
-from lstlm.kernels import choice, step_ops
+from lstlm.kernels import step_ops
 from lstlm.kernels.targets import Targets
-from lstlm.protocol.arguments import kept_share, without_autocast
+from lstlm.protocol.arguments import kept_share
 from lstlm.registry import LOSSES, load
 from lstlm.spherical.losses import Outputs, Partials, SphericalLoss
 from lstlm.spherical.reading import SphericalReader
@@ -45,7 +45,7 @@ class SphericalHead(SphericalReader):
 
     def _value_and_grad(self, h: Tensor, targets: Targets, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         step = self._step(h, targets)
-        gradient = self._backward(step, None if weight is None else self._gather_upstream(weight))
+        gradient = self._take_back(step, None if weight is None else self._gather_upstream(weight))
         return self._own(step.losses), gradient
 
     def learn(
@@ -80,7 +80,11 @@ class SphericalHead(SphericalReader):
                 "leave such examples out, or use SquaredError()"
             )
 
-    def _backward(self, step: Step, upstream: Tensor | None) -> Tensor:
+    def _backward(self, step: Step, upstream: Tensor) -> Tensor:
+        """Do what autograd asks for: `_take_back`, given the upstream gradient of the examples that are here."""
+        return self._take_back(step, self._gather_upstream(upstream))
+
+    def _take_back(self, step: Step, upstream: Tensor | None) -> Tensor:
         """Take the step back from the upstream gradient (m,), of the global minibatch, and return that of h."""
         if step.version != step.state.version:
             raise NumericsError("the weights have changed since forward(); call forward() again before backward()")
@@ -90,24 +94,29 @@ class SphericalHead(SphericalReader):
 
     def _partials(self, step: Step, upstream: Tensor | None) -> Tensor:
         """Return the losses and their derivatives times upstream (m,), 1/m where None, as (3m+n,)."""
-        state, like, targets = step.state, step.h, step.targets
-        weights = upstream if upstream is None else upstream.to(torch.float64)
-        if is_native(self.loss) and choice.native_for(self.impl, like) is not None:
-            number, settings = NATIVE[type(self.loss)]
-            a, b, *_ = (*(getattr(self.loss, name) for name in settings), 0.0, 0.0)
-            weights = weights if weights is None else weights.contiguous()
-            settled = (number, a, b), like, step.outputs, targets, step.p, state.p_norm2, weights
-            found, finite = step_ops.losses(*settled)
-        else:
-            p = None if step.p is None else step.p.to(torch.float64)
-            value, dq, ds, do = self._partials_of_pairs(step, p)
-            weights = torch.full_like(dq, 1 / targets.m) if weights is None else weights
-            ds = torch.zeros_like(dq) if ds is None else ds
-            found = torch.cat([value, dq * weights, ds * weights, do * targets.spread(weights)]).to(like.dtype)
-            finite = not found.is_cpu or math.isfinite(float(found.sum() + step.q.sum()))
+        weights = None if upstream is None else upstream.to(torch.float64).contiguous()
+        found, finite = self._compiled_partials(step, weights) or self._partials_in_torch(step, weights)
         if not finite:
-            self._explain(step.q, found[: targets.m], found)
+            self._explain(step.q, found[: step.targets.m], found)
         return found
+
+    def _compiled_partials(self, step: Step, weights: Tensor | None) -> tuple[Tensor, bool] | None:
+        """Return the same and whether all of it is finite; None where compiled code does not have this loss."""
+        if not is_native(self.loss):
+            return None
+        number, settings = NATIVE[type(self.loss)]
+        a, b, *_ = [*[getattr(self.loss, name) for name in settings], 0.0, 0.0]
+        given = step.h, step.outputs, step.targets, step.p, step.state.p_norm2, weights
+        return step_ops.losses((number, a, b), *given, impl=self.impl)
+
+    def _partials_in_torch(self, step: Step, weights: Tensor | None) -> tuple[Tensor, bool]:
+        targets = step.targets
+        p = None if step.p is None else step.p.to(torch.float64)
+        value, dq, ds, do = self._partials_of_pairs(step, p)
+        weights = torch.full_like(dq, 1 / targets.m) if weights is None else weights
+        ds = torch.zeros_like(dq) if ds is None else ds
+        found = torch.cat([value, dq * weights, ds * weights, do * targets.spread(weights)]).to(step.h.dtype)
+        return found, not found.is_cpu or math.isfinite(float(found.sum() + step.q.sum()))
 
     def _partials_of_pairs(self, step: Step, p: Tensor | None) -> Partials:
         """Return what the loss says in torch, with do (n,); it sees (m,K) where all examples have K targets."""
@@ -133,8 +142,6 @@ class SphericalHead(SphericalReader):
         )
 
     # ---- update --------------------------------------------------------------------------------------------------
-    @torch.inference_mode()
-    @without_autocast
     def update(self, lr: float, weight_decay: float = 0.0) -> None:
         """W ← (1 − lr·weight_decay) W − lr ∇W, for exactly the upstream gradients that backward() delivered.
 
@@ -152,9 +159,10 @@ class SphericalHead(SphericalReader):
         self._pending.clear()
         if rho < 1:
             self.state.scale_(rho)
+            shrink = shrink._replace(shrink=1 - rho * (1 - shrink.shrink))
         if shrink.allowed is not None:
             self._note(shrink.allowed)
-        self._after_update(Shrink(1 - rho * (1 - shrink.shrink), shrink.growth))
+        self._after_update(shrink)
 
     def _note(self, allowed: Tensor) -> None:
         """Remember on the device whether the update was allowed, and look at it now and then."""
@@ -175,12 +183,12 @@ class SphericalHead(SphericalReader):
         """Return the step of the backward passes since the last update."""
         if not self._pending:
             raise NumericsError("update() needs a backward() first; one update() serves the backward passes before it")
-        if any(pending.step.version != self.state.version for pending in self._pending):
+        steps, version = [pending.step for pending in self._pending], self.state.version
+        if [step for step in steps if step.version != version]:
             self._pending.clear()
             raise NumericsError("the weights have changed since forward(); call forward() and backward() again")
-        if len(self._pending) == 1:
-            return self._pending[0].step
-        steps = [pending.step for pending in self._pending]
+        if len(steps) == 1:
+            return steps[0]
         targets = Targets.join([step.targets for step in steps])
         merged = self._begin(torch.cat([step.h for step in steps]), targets)
         upstream = [
@@ -223,7 +231,6 @@ class _Autograd(torch.autograd.Function):
     """The losses of a minibatch as a function of h; backward leaves the step with the head for update()."""
 
     @staticmethod
-    @without_autocast
     def forward(ctx: Any, h: Tensor, head: SphericalHead, targets: Targets) -> Tensor:
         ctx.head, ctx.step = head, head._step(h, targets)
         # not kept with the step: a tensor that autograd returned knows its node, and nobody would ever let go
@@ -231,11 +238,10 @@ class _Autograd(torch.autograd.Function):
         return head._own(losses).clone()
 
     @staticmethod
-    @without_autocast
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
             raise NumericsError("the layer has no second derivative; call backward() without create_graph")
         if ctx.step is None:
             raise NumericsError("backward() twice through one forward(); call forward() again")
         step, ctx.step = ctx.step, None
-        return ctx.head._backward(step, ctx.head._gather_upstream(upstream)), None, None
+        return ctx.head._backward(step, upstream), None, None

@@ -98,9 +98,9 @@ class SphericalOutput(SphericalHead):
         return begin(self.state, h, targets)
 
     def _after_update(self, shrink: Shrink) -> None:
-        start = time.perf_counter()
-        self.stabiliser.after_update(self.state, shrink)
-        self.stabiliser.tally.milliseconds = 1e3 * (time.perf_counter() - start)
+        stabiliser, start = self.stabiliser, time.perf_counter()
+        stabiliser.after_update(self.state, shrink)
+        stabiliser.tally.milliseconds = 1e3 * (time.perf_counter() - start)
 
     @property
     def last_stabilise_ms(self) -> float:

@@ -90,7 +90,7 @@ class FactoredState(Table):
 
     # ---- rows ----------------------------------------------------------------------------------------------------
     def read(self, ids: Tensor | slice) -> Tensor:
-        """Return rows of V (n,d) in the current frame, as if every past repair had swept them; a copy."""
+        """Return rows of V (n,d) in the current frame, every past repair applied to them; a copy."""
         rows = self.V[ids].clone() if isinstance(ids, slice) else read_rows(self.V, ids, gaps=True, impl=self.impl)
         return self.history.bring_forward(rows, ids)
 
@@ -108,7 +108,7 @@ class FactoredState(Table):
             self.history.bring_to_open_segment(self.V, ids, max(self.sizes.most_rows, ids.shape[0] // 4))
 
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, times: float) -> None:
-        """V[ids] ← rows + times · change (n,d), for rows as read, of which nobody else makes use."""
+        """V[ids] ← rows + times · change (n,d), for rows as `read` returned them, which are overwritten."""
         if self.V.is_cpu:  # every id is there once
             self.write(ids, rows.add_(change, alpha=times))
             return
@@ -117,7 +117,7 @@ class FactoredState(Table):
         self.V.index_add_(0, ids, change, alpha=times)  # where ids are filled up with repeated ones, the change is 0
 
     def add_product(self, ids: Tensor, rows: Tensor, F: Tensor, M: Tensor, times: float) -> None:
-        """V[ids] ← rows + times · F M, F (n,d), M (d,d), for rows as read, of which nobody else makes use."""
+        """V[ids] ← rows + times · F M, F (n,d), M (d,d), for rows as `read` returned them, which are overwritten."""
         if self.V.is_cpu:
             self.write(ids, gemm(F, M, rows, alpha=times, beta=1.0, impl=self.impl))
         else:

@@ -168,6 +168,6 @@ def one_step(d: int, m: int, dtype: torch.dtype, impl: choice.Impl) -> dict[str,
     for name, value in zip(("X", "image"), step_ops.power_iteration(base[:d, :d], start, 1, impl=impl), strict=True):
         result[name] = value
     missed, seen = random(9, d), torch.tensor([0, 3, 1, 2, 0, 3, 3, 1, 0])
-    step_ops.repair_rows(missed, seen, 0.3 * random(3, d), 0.3 * random(3, d), impl=impl)
+    step_ops.repair_rows(missed, seen, 0.3 * random(5, d), 0.3 * random(5, d), 1, 3, impl=impl)
     result["missed"] = missed
     return result

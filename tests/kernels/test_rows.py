@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from lstlm.kernels import choice
-from lstlm.kernels.ops import RowValues, adagrad_rows, add_rows, outside, read_rows, write_rows
+from lstlm.kernels.ops import RowValues, adagrad_rows, add_rows, outside, read_rows, sum_all, write_rows
 
 IDS = torch.tensor([3, 9, 3, 0, 3, 7, 7, 1, 3, 9, 8, 2])  # one word four times, another two bags in a row
 SIZES = [1, 16, 37]
@@ -124,3 +126,11 @@ def test_adagrad_goes_on_after_the_table_was_converted() -> None:
     adagrad_rows(table, squares, RowValues(IDS, values), 0.1)
     adagrad_rows(expected, exact, RowValues(IDS, values), 0.1)
     torch.testing.assert_close(table, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_the_sum_of_numbers_however_they_lie(dtype: torch.dtype) -> None:
+    x = random(7, 37, dtype=dtype)
+    for laid in (x, x.T, x[:, :30], x[::2, ::3], x[0], x[:0]):
+        assert sum_all(laid) == pytest.approx(float(laid.double().sum()), rel=1e-5)
+    assert math.isnan(sum_all(x.index_fill(0, torch.tensor([3]), math.nan)))

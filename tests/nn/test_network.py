@@ -294,6 +294,8 @@ def test_bad_contexts_are_readable_errors() -> None:
         network(torch.full_like(context, VOCAB), target)
     with pytest.raises(DataError, match="word id -1:"):
         network(torch.full_like(context, -1), target)
+    with pytest.raises(DataError, match=f"word id {VOCAB}: ids run from 0 to {VOCAB - 1}"):
+        network.begin(torch.full_like(context, VOCAB))
 
 
 def test_frozen_layers_do_not_learn() -> None:

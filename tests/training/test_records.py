@@ -51,10 +51,11 @@ def test_clock_divides_time_among_phases(monkeypatch: pytest.MonkeyPatch) -> Non
     times = iter([0.0, 1.0, 3.0, 10.0, 11.0, 15.0])
     monkeypatch.setattr(clock, "perf_counter", lambda: next(times))
     watch = PhaseClock()
-    for of_which in ({"stabilise": 0.5}, {}):
+    for repairs in (0.5, 0.0):
         watch.start()
         watch.lap("data")
-        watch.lap("update", of_which=of_which)
+        watch.lap("update")
+        watch.move(repairs, "update", "stabilise")
     assert watch.milliseconds() == {"data": 1000.0, "stabilise": 250.0, "update": 2750.0}
     assert watch.milliseconds() == {"data": 0.0, "stabilise": 0.0, "update": 0.0}
 

@@ -95,16 +95,16 @@ PART void add_half_gram(const Bags &bags, const Real *weights, Real *N, int64_t 
         }
 }
 
-/* partials ← ℓ, and dq, ds, do times upstream (m,), 1/m where there is none, given the outputs and target values t (n,). With
- * a prior, p (n,) is √π at the targets and D = Σπ. Returns whether all of them are finite. */
+/* partials ← ℓ, and dq, ds, do times upstream (m,), 1/m where there is none, given the outputs and target values t (n,), 1 where
+ * there are none. With a prior, p (n,) is √π at the targets and D = Σπ. Returns whether all of them are finite. */
 static int64_t losses(Vector<Real> partials, int64_t kind, double a, double b, double D, Vector<const double> outputs,
-                      Optional<Vector<const Real>> p, Vector<const double> t, Vector<const int64_t> offsets,
+                      Optional<Vector<const Real>> p, Optional<Vector<const double>> t, Vector<const int64_t> offsets,
                       Optional<Vector<const double>> upstream, int64_t threads)
 {
-    const int64_t n = t.size, m = offsets.size - 1;
+    const int64_t m = offsets.size - 1, n = outputs.size - 2 * m;
     need(kind >= SQUARED && kind <= Z_LOSS, "a loss that is known here");
     check_offsets(offsets, n);
-    need(partials.size == 3 * m + n && outputs.size == 2 * m + n, "partials (3m+n,), outputs (2m+n,)");
+    need(partials.size == 3 * m + n && (!t.data || t.size == n), "partials (3m+n,), outputs (2m+n,), t (n,)");
     need((!p.data || p.size == n) && (!upstream.data || upstream.size == m), "p (n,), upstream (m,)");
     Real *value = partials.data, *dq = value + m, *ds = dq + m, *dout = ds + m;
     const double *q = outputs.data, *s = q + m, *o = s + m;
@@ -113,9 +113,9 @@ static int64_t losses(Vector<Real> partials, int64_t kind, double a, double b, d
             const double weight = upstream.data ? upstream[i] : 1.0 / (double)m;
             Example example({kind, a, b, D}, q[i], s[i]);
             for (int64_t k = offsets[i]; k < offsets[i + 1]; k++) {
-                const double tilt = p.data ? p[k] : 1;
-                dout[k] = (Real)(example.add(o[k] / tilt, t[k]) / tilt * weight);
-                if (p.data) example.sum.value -= 2 * t[k] * log(tilt);
+                const double tilt = p.data ? p[k] : 1, target = t.data ? t[k] : 1;
+                dout[k] = (Real)(example.add(o[k] / tilt, target) / tilt * weight);
+                if (p.data) example.sum.value -= 2 * target * log(tilt);
             }
             value[i] = (Real)example.sum.value;
             dq[i] = (Real)(example.sum.dq * weight), ds[i] = (Real)(example.sum.ds * weight);

@@ -30,15 +30,16 @@ static void check_seen(const int64_t *seen, int64_t n, int64_t count)
     for (int64_t i = 0; i < n; i++) need(seen[i] >= 0 && seen[i] <= count, "no row that has seen repairs yet to come");
 }
 
-/* The same as a Python function: X and Y (count,d), seen (n,). */
-static void repair_rows(Matrix<Real> rows, Vector<const int64_t> seen, Flat<const Real> X, Flat<const Real> Y,
-                        Vector<int64_t> order, Flat<Real> spare, int64_t threads)
+/* The same as a Python function: seen (n,), and the repairs from `first` on of those of X and Y (…,d). */
+static void repair_rows(Matrix<Real> rows, Vector<const int64_t> seen, Flat<const Real> X, Flat<const Real> Y, int64_t first,
+                        int64_t count, Vector<int64_t> order, Flat<Real> spare, int64_t threads)
 {
-    const int64_t n = rows.rows, d = rows.columns, count = d ? X.size / d : 0;
-    need(X.size == count * d && Y.size == X.size && seen.size == n, "X, Y (count,d), seen (n,)");
+    const int64_t n = rows.rows, d = rows.columns, all = d ? X.size / d : 0;
+    need(X.size == all * d && Y.size == X.size && seen.size == n, "X, Y (…,d), seen (n,)");
+    need(first >= 0 && first <= all && count >= 0 && count <= all - first, "repairs that X and Y have");
     need(order.size == n + count + 2 && spare.size == AT_ONCE * (count + d), "order (n + count + 2,), spare (64,count + d)");
     check_seen(seen.data, n, count);
-    repair_in_order(rows, seen.data, X.data, Y.data, count, order.data, spare.data, threads);
+    repair_in_order(rows, seen.data, X.data + first * d, Y.data + first * d, count, order.data, spare.data, threads);
 }
 
 /* out (n,d) ← rows of closed segments as they are at the start of the open one, sorted by segment, then by how many of

@@ -56,6 +56,16 @@ static void layers_forward(Matrix<const Real> x, int64_t activation, Several<Mat
     }
 }
 
+FOR_THIS_PROCESSOR static double sum_rows_up(const Matrix<const Real> &x)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < x.rows; i++) sum += total(x[i], x.columns);
+    return sum;
+}
+
+/* The sum of x (rows,columns). */
+static double sum_all(Matrix<const Real> x) { return sum_rows_up(x); }
+
 /* Given x, Y, and dY (units,m) of the last layer: dA and da of every layer and, unless None, dx (m,inputs).
  * Scratch: twice (largest,m), for the largest number of units. */
 static void layers_backward(Matrix<const Real> x, int64_t activation, Several<Matrix<const Real>> A,

@@ -69,9 +69,12 @@ class History(nn.Module):
         self._sync()
 
     def _sync(self) -> None:
-        """Copy the three counters into Python, where reading them is free: open segment, its repairs, rows swept."""
+        """Copy the three counters into Python, where reading them is free, and note what follows from them."""
         counters: list[int] = self.clock.tolist()
-        self.open, self.count, self.swept = counters
+        self.open, self.count, self.swept = counters  # the open segment, its repairs, rows swept
+        self.empty = self.open == 0 and self.count == 0  # no repair has been recorded
+        self.start = self.open * (self.repairs + 1)  # the stamp of a row that has seen all up to the open segment
+        self.now = self.start + self.count  # the stamp of a row that has seen everything
 
     def _tick(self, *, open: int | None = None, count: int | None = None, swept: int | None = None) -> None:
         now = [
@@ -83,29 +86,14 @@ class History(nn.Module):
         self._sync()
 
     @property
-    def empty(self) -> bool:
-        """True while no repair has been recorded."""
-        return self.open == 0 and self.count == 0
-
-    @property
     def live(self) -> range:
         """The closed segments that may still hold rows, oldest first."""
         return range(max(0, self.open - self.segments), self.open)
 
-    @property
-    def start(self) -> int:
-        """The stamp of a row that has seen everything up to the open segment."""
-        return self.open * (self.repairs + 1)
-
-    @property
-    def now(self) -> int:
-        """The stamp of a row that has seen everything."""
-        return self.start + self.count
-
     # ---- reading -------------------------------------------------------------------------------------------------
     def bring_forward(self, rows: Tensor, ids: Tensor | slice) -> Tensor:
         """Return rows (n,d), stored when their stamps say, in the current frame. Changes nothing but these rows."""
-        if self.empty or len(rows) == 0:
+        if self.empty or rows.shape[0] == 0:
             return rows
         if isinstance(ids, slice):
             ids = torch.arange(len(self.stamp), device=rows.device)[ids]
@@ -117,9 +105,8 @@ class History(nn.Module):
             rows.index_copy_(0, old, self._to_open_segment(rows.index_select(0, old), stamp[old]))
             seen = (stamp - self.start).clamp_(min=0)
         if self.count:
-            slot = self.open % (self.segments + 1)
-            X, Y = self.X[slot, : self.count], self.Y[slot, : self.count]
-            step_ops.repair_rows(rows, seen, X, Y, impl=self.impl)
+            first = self.open % (self.segments + 1) * self.repairs
+            step_ops.repair_rows(rows, seen, self.X, self.Y, first, self.count, impl=self.impl)
         return rows
 
     def bring_to_open_segment(self, V: Tensor, ids: Tensor, most: int | None = None) -> None:

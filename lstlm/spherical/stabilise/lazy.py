@@ -48,7 +48,7 @@ class Lazy(Stabiliser):
         tally = self.tally
         tally.sigma_low *= 1 - shrink.shrink
         tally.sigma_high *= 1 + shrink.growth
-        if not state.V.is_cpu:
+        if shrink.allowed is not None:
             tally.countdown -= 1
             if tally.countdown > 0:
                 return

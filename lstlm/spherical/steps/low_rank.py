@@ -21,7 +21,8 @@ class LowRank(Step):
 
     def read(self) -> None:
         state = self.state
-        self.table, impl = state.tables.table, state.impl
+        self.tables, impl = state.tables, state.impl
+        self.table = self.tables.table
         self.rows = state.read(self.targets.words)
         found = step_ops.low_rank_outputs(self.table, self.h, self.rows, self.targets, self.p, impl=impl)
         self.HT, self.products, self.outputs = found
@@ -39,7 +40,7 @@ class LowRank(Step):
         inverse, shrink = invert_shrink(shrinking, dq, eta)
         allowed = None if shrink.allowed is None else shrink.allowed & torch.isfinite(self.partials.sum())
         J = step_ops.low_rank_update(
-            state.tables,
+            self.tables,
             self.targets,
             self.HT,
             self.partials,
@@ -53,7 +54,7 @@ class LowRank(Step):
         )
         state.add_bags(self.targets, self.rows, J, self.do, -eta)  # V − η YᵀJ
         state.count_update()
-        return shrink._replace(allowed=allowed)
+        return shrink if allowed is None else shrink._replace(allowed=allowed)
 
     def grad_norm(self) -> float:
         """Return ‖∇W‖_F, from ‖EH‖² = tr(EᵀE HHᵀ) at η = 1.  O(m²d)."""

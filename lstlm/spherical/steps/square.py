@@ -44,7 +44,7 @@ class Square(Step):
         return shrink._replace(allowed=allowed)
 
     def sums(self, eta: float) -> tuple[Tensor, Tensor, float | Tensor]:
-        """Return F = YᵀH (n,d), K = HᵀBH, A = W_uᵀF, FᵀF (d,d), Fᵀp, c (d,), below each other, and ‖K‖²."""
+        """Return F = YᵀH (n,d); a stack of K = HᵀBH, A = W_uᵀF, FᵀF (d,d), Fᵀp and c (d,); and ‖K‖²."""
         given = self.H, self.W_u, self.targets, self.p_u, self.partials, eta
         return square_ops.square_sums(*given, impl=self.state.impl)
 

@@ -1,5 +1,6 @@
 """Milliseconds a step for every phase of training, for two calls of perf_counter a phase."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter
 
@@ -17,7 +18,7 @@ class PhaseClock:
         self._synchronise = synchronise
         self._measured = True
         self._last = 0.0
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
         self.steps = 0
 
     def start(self, *, measured: bool = True) -> None:
@@ -25,29 +26,28 @@ class PhaseClock:
         self._measured = measured or self._synchronise is None
         if self._measured:
             self.steps += 1
-            self._sync()
+            if self._synchronise is not None:
+                self._synchronise()
         self._last = perf_counter()
 
-    def lap(self, phase: str, *, of_which: dict[str, float] | None = None) -> None:
-        """End `phase`; `of_which` names seconds inside it that belong to other phases."""
-        if not self._measured:
-            return
-        self._sync()
-        now = perf_counter()
-        spent = now - self._last
-        self._last = now
-        for name, seconds in (of_which or {}).items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-            spent -= seconds
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+    def lap(self, phase: str) -> None:
+        """End `phase`."""
+        if self._measured:
+            if self._synchronise is not None:
+                self._synchronise()
+            now = perf_counter()
+            self.seconds[phase] += now - self._last
+            self._last = now
+
+    def move(self, seconds: float, phase: str, other: str) -> None:
+        """Count so many of the last seconds of a phase for another one, which lay within it."""
+        if self._measured:
+            self.seconds[phase] -= seconds
+            self.seconds[other] += seconds
 
     def milliseconds(self) -> dict[str, float]:
         """Return the mean milliseconds a step of every phase since the last call, and begin again."""
         means = {phase: 1e3 * total / max(self.steps, 1) for phase, total in self.seconds.items()}
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        self.seconds = defaultdict(float, dict.fromkeys(self.seconds, 0.0))
         self.steps = 0
         return means
-
-    def _sync(self) -> None:
-        if self._synchronise is not None:
-            self._synchronise()

@@ -15,6 +15,7 @@ from lstlm.data import Batch, Corpus, Examples
 from lstlm.data.classes import find_classes
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
+from lstlm.kernels.ops import sum_all
 from lstlm.nn.network import Network
 from lstlm.nn.optimisers import Optimisers
 from lstlm.outputs.shortlist import parts_of
@@ -85,60 +86,59 @@ class Learner:
         Raises NumericsError, with nothing updated, where the loss or its gradient is not finite; the batch is then
         kept, and the next call tries it again.
         """
-        self.clock.start(measured=measured)
+        clock, output = self.clock, self.network.output
+        clock.start(measured=measured)
         coming = None if self._batch else self.examples.coming()
         batch = self._batch = self._batch or next(self.examples)
         context, ids = self._place(batch.context), self._place(batch.target_ids)
         values = None if batch.target_values is None else self._place(batch.target_values)
-        self.clock.lap("data")
+        clock.lap("data")
         if coming is not None:
-            self.network.output.expect(self._place(coming))
-            self.clock.lap("stabilise")
-        self.optimisers.zero()
-        value = self.gradients(context, ids, values, self.clock.lap)
+            output.expect(self._place(coming))
+            clock.lap("stabilise")
+        output.discard()  # of a step that was not finished
+        value = self.gradients(context, ids, values, clock.lap)
         if measured:
-            norm = self.network.output.grad_norm()
+            norm = output.grad_norm()
             self.grad_norm = None if math.isnan(norm) else norm
         self.optimisers.step(lr_scale)
+        clock.lap("update")
         # The layer times its own repairs, which happen inside its update.
-        self.clock.lap("update", of_which={"stabilise": 1e-3 * self.network.output.last_stabilise_ms})
+        clock.move(1e-3 * output.last_stabilise_ms, "update", "stabilise")
         self._batch = None
-        return StepResult(value, self._examples_of(batch))
+        return StepResult(value, self._examples_of(len(batch)))
 
     def gradients(self, context: Tensor, ids: Tensor, values: Tensor | None, lap: Callable[[str], None]) -> float:
         """Return the mean loss and leave all gradients to the optimisers; `lap` is called at the end of a phase."""
-        encoding = self.network.begin(context)
+        network = self.network
+        encoding = network.begin(context)
         lap("hidden_forward")
-        losses, gradient = self.network.output.value_and_grad(encoding.h, ids, values)
+        losses, gradient = network.output.value_and_grad(encoding.h, ids, values)
         lap("output")
         encoding.backward(gradient)
-        value = self._check_finite(*self._reduce_gradients(self._mean(losses), gradient.sum()))
+        loss, slope = self._reduce_gradients(sum_all(losses) / self._examples_of(losses.shape[0]), sum_all(gradient))
+        self._check_finite(loss, slope)
         lap("backward")
-        return value
+        return loss
 
-    def _mean(self, losses: Tensor) -> Tensor:
-        """Return the mean loss of the minibatch."""
-        return losses.mean()
-
-    def _examples_of(self, batch: Batch) -> int:
-        """Return the size of the minibatch that `batch` belongs to."""
-        return len(batch)
+    def _examples_of(self, here: int) -> int:
+        """Return the size of the minibatch, given how many of its examples are here: `here`, unless ranks share it."""
+        return here
 
     def _place(self, array: Any) -> Tensor:
-        return torch.as_tensor(array).to(self.device, non_blocking=True)
+        placed = torch.from_numpy(array)
+        return placed if self.device.type == "cpu" else placed.to(self.device, non_blocking=True)
 
-    def _reduce_gradients(self, loss: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    def _reduce_gradients(self, loss: float, slope: float) -> tuple[float, float]:
         """Return the loss and the sum of the gradient at the output layer: of all ranks, where there are several."""
-        return loss, total
+        return loss, slope
 
-    def _check_finite(self, loss: Tensor, total: Tensor) -> float:
-        """Return the loss; raise where it or the sum of the gradient at the output layer is not finite."""
-        value = float(loss)
-        if not math.isfinite(value):
-            raise NumericsError(f"the loss of the batch is {value}")
-        if not math.isfinite(float(total)):
-            raise NumericsError(f"the gradient at the output layer is not finite (the loss is {value:.6g})")
-        return value
+    def _check_finite(self, loss: float, slope: float) -> None:
+        """Raise where the loss or the sum of the gradient at the output layer is not finite."""
+        if not math.isfinite(loss):
+            raise NumericsError(f"the loss of the batch is {loss}")
+        if not math.isfinite(slope):
+            raise NumericsError(f"the gradient at the output layer is not finite (the loss is {loss:.6g})")
 
     def restore_output(self) -> bool:
         """Fold the factors of the output layer into plain weights, where it has factors; say whether it had."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lstlm.config import Config
-from lstlm.data import Batch, Corpus
+from lstlm.data import Corpus
 from lstlm.distributed import Ranks
 from lstlm.distributed.shards import split_state
 from lstlm.distributed.shortlist import ShardedShortlist
@@ -72,22 +72,15 @@ class RankLearner(Learner):
         self.votes_and_clock = (0.0, 0.0)  # the sums over the ranks at the last step
         super().__init__(config, corpus, device, ranks=ranks)
 
-    def _mean(self, losses: Tensor) -> Tensor:
-        return losses.sum() / self._global_examples
-
-    def _examples_of(self, batch: Batch) -> int:
-        return self._global_examples
-
-    @property
-    def _global_examples(self) -> int:
+    def _examples_of(self, here: int) -> int:
         output = self.network.output
         assert isinstance(output, OverRanks | ShardedShortlist)
         return output.examples
 
-    def _reduce_gradients(self, loss: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    def _reduce_gradients(self, loss: float, slope: float) -> tuple[float, float]:
         """Add up over the ranks: the gradients of the hidden layers, in place, and what is returned. Collective."""
         parameters = [p for p in self.network.hidden.parameters() if p.grad is not None]
-        few = loss.new_tensor([float(loss), float(total), *self.vote_and_clock()])
+        few = self.network.output.like.new_tensor([loss, slope, *self.vote_and_clock()])
         flat = torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None] + [few])
         self.ranks.total_(flat)
         start = 0
@@ -95,7 +88,7 @@ class RankLearner(Learner):
             parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
         self.votes_and_clock = (float(flat[-2]), float(flat[-1]))
-        return flat[-4], flat[-3]
+        return float(flat[-4]), float(flat[-3])
 
     # ---- replicas --------------------------------------------------------------------------------------------------
     def digest(self) -> int:
