@@ -65,8 +65,8 @@ static int64_t edge_of_share(const Product *p, int64_t part, int64_t parts)
 /* The rows of one thread. The sums are the same for any number of threads. */
 static void share_of_product(const void *of, int64_t part, int64_t parts)
 {
-    const Product *p = (const Product *)of;
-    rows_of_product(p, edge_of_share(p, part, parts), edge_of_share(p, part + 1, parts));
+    const Product mine = *(const Product *)of; /* as in share_pass */
+    rows_of_product(&mine, edge_of_share(&mine, part, parts), edge_of_share(&mine, part + 1, parts));
 }
 
 static void multiply(const Product &p, int64_t threads)

@@ -51,7 +51,7 @@ static void sum_rows(Matrix<const Real> table, Vector<const int64_t> ids, int64_
 {
     need(each > 0 && ids.size == out.rows * each && out.columns == table.columns, "`each` ids for a row of the result");
     check_rows(ids, table.rows);
-    share_pass(threads, out.rows, each * table.columns, [&](int64_t first, int64_t last) {
+    share_pass(threads, out.rows, each * table.columns, [=](int64_t first, int64_t last) {
         add_up_rows(table, ids.data, each, (Real)scale, out, first, last);
     });
 }
@@ -61,7 +61,7 @@ static void write_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<con
 {
     need(values.rows == ids.size && values.columns == table.columns, "a row of values for an id");
     check_rows(ids, table.rows);
-    share_pass(threads, ids.size, table.columns, [&](int64_t first, int64_t last) {
+    share_pass(threads, ids.size, table.columns, [=](int64_t first, int64_t last) {
         for (int64_t k = first; k < last; k++) {
             if (k + AHEAD < last) prefetch(table[ids[k + AHEAD]], table.columns);
             memcpy(table[ids[k]], values[k], table.columns * sizeof(Real));
@@ -171,7 +171,7 @@ static void adagrad_table(Matrix<Real> table, Optional<Vector<const int64_t>> id
     need(G.rows == n && G.columns == table.columns && g.size == n, "G (n,size), g (n,)");
     need(squares.size == table.rows && (!bias.data || bias.size == table.rows), "squares, bias (D,)");
     if (ids.data) check_rows(ids, table.rows);
-    share_pass(threads, n, table.columns, [&](int64_t first, int64_t last) {
+    share_pass(threads, n, table.columns, [=](int64_t first, int64_t last) {
         adagrad_each_row(table, ids.data, bias.data, squares.data, G, g.data, rate, epsilon, first, last);
     });
 }

@@ -47,11 +47,11 @@ static void square_outputs(Matrix<const Real> table, Strided<const Real> h, Matr
     need(H.rows == m && H.columns == d && products.rows == m && products.columns == d + 2, "H (m,d), products (m,d+2)");
     need(rows.columns == d && W.rows == u && W.columns == d && (!p.data || p.size == u), "rows, W (u,d), p (u,)");
     need(outputs.size == 2 * m + bags.n, "outputs (2m+n,)");
-    share_pass(threads, m, d, [&](int64_t first, int64_t last) { fill_rows(h, H, first, last); });
+    share_pass(threads, m, d, [=](int64_t first, int64_t last) { fill_rows(h, H, first, last); });
     product(threads, "NT", m, d + 2, d, 1, H.data, H.apart, table[at.Q], table.apart, 0, products.data, products.apart);
-    share_pass(threads, u, d, [&](int64_t first, int64_t last) { multiples(p.data, table[at.omega], W, first, last); });
+    share_pass(threads, u, d, [=](int64_t first, int64_t last) { multiples(p.data, table[at.omega], W, first, last); });
     product(threads, "NN", u, d, d, 1, rows.data, rows.apart, table[at.U], table.apart, 1, W.data, W.apart);
-    share_pass(threads, m, 2 * d, [&](int64_t first, int64_t last) {
+    share_pass(threads, m, 2 * d, [=](int64_t first, int64_t last) {
         outputs_of(H, products, W, bags, outputs.data, first, last);
     });
 }
@@ -82,7 +82,7 @@ static void square_backward(Matrix<const Real> table, Matrix<const Real> W, Vect
     need(table.rows == at.rows && table.columns >= at.d && W.columns == at.d, "table (4d+4,≥d), W (u,d)");
     need(products.rows == bags.m && products.columns >= at.d && partials.size == 3 * bags.m + bags.n, "products (m,d+2)");
     need(grad_H.rows == bags.m && grad_H.columns == at.d, "∇H (m,d)");
-    share_pass(threads, bags.m, 2 * at.d, [&](int64_t first, int64_t last) {
+    share_pass(threads, bags.m, 2 * at.d, [=](int64_t first, int64_t last) {
         gradients(W, bags, partials.data, products, table[at.w_bar], grad_H, first, last);
     });
 }
@@ -137,14 +137,14 @@ static double square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<con
     need(BH.rows > 0 && BH.columns == d && (!p.data || p.size == u), "BH (≤m,d), p (u,)");
     const Real *dq = partials.data + m;
     Weighing s = {H, bags, p.data, dq, dq + m, dq + 2 * m, F, BH, sums[3 * d], sums[3 * d + 1]};
-    share_pass(threads, u, d, [&](int64_t first, int64_t last) {
+    share_pass(threads, u, d, [=](int64_t first, int64_t last) {
         for (int64_t w = first; w < last; w++) memset(F[w], 0, d * sizeof(Real));
     });
     memset(s.Fp, 0, d * sizeof(Real)), memset(s.c, 0, d * sizeof(Real));
     Product K = {d, d, 0, (Real)(2 * eta), 0, BH.data, H.data, sums.data, 1, BH.apart, H.apart, 1, sums.apart, true};
     for (int64_t i = 0; i < m; i += BH.rows) { /* as many at a time as stay in the cache */
         s.BH.rows = m - i < BH.rows ? m - i : BH.rows;
-        share_pass(threads, (d + LANES - 1) / LANES, 2 * LANES * s.BH.rows, [&](int64_t first, int64_t last) {
+        share_pass(threads, (d + LANES - 1) / LANES, 2 * LANES * s.BH.rows, [=](int64_t first, int64_t last) {
             weigh_examples(s, i, first * LANES, last * LANES < d ? last * LANES : d);
         });
         K.K = s.BH.rows, K.beta = i > 0, K.B = H[i];
@@ -164,14 +164,14 @@ static void symmetric_series(Matrix<const Real> K, int64_t terms, Flat<Real> sum
 {
     const int64_t d = K.rows, size = d * d;
     need(K.columns == d && sum.size == size && power.size == size && spare.size == size, "K and its powers (d,d)");
-    share_pass(threads, d, d, [&](int64_t first, int64_t last) {
+    share_pass(threads, d, d, [=](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++)
             memcpy(sum.data + i * d, K[i], d * sizeof(Real)), memcpy(power.data + i * d, K[i], d * sizeof(Real));
     });
     Real *now = power.data, *next = spare.data; /* Kⁿ, while the sum is K + … + Kⁿ */
     for (int64_t n = 1; n < terms; n *= 2) {
         symmetric_product(threads, d, d, 1, sum.data, d, now, d, 0, next, d);
-        share_pass(threads, size, 1, [&](int64_t first, int64_t last) {
+        share_pass(threads, size, 1, [=](int64_t first, int64_t last) {
             for (int64_t i = first; i < last; i++) sum.data[i] += next[i];
         });
         if (2 * n >= terms) break;
@@ -222,7 +222,7 @@ FOR_THIS_PROCESSOR static void move_rows(const Matrix<Real> &F, Real *deviation,
 
 static void move_frame(const Matrix<Real> &F, Real *deviation, Real times, const Matrix<Real> &step, int64_t threads)
 {
-    share_pass(threads, F.rows, F.rows, [&](int64_t first, int64_t last) { move_rows(F, deviation, times, step, first, last); });
+    share_pass(threads, F.rows, F.rows, [=](int64_t first, int64_t last) { move_rows(F, deviation, times, step, first, last); });
 }
 
 /* The update of the whole table, given the sums and S = T⁻¹ − I (d,d), T = I − K. Scratch: room (d+2,d). */
@@ -235,7 +235,7 @@ static void square_update(Matrix<Real> table, Matrix<const Real> base, Flat<Real
     need(deviation.size == 2 * d && room.rows == d + 2 && room.columns == d, "deviation (2,d), room (d+2,d)");
     const SquareUpdate s = {sums[0], sums[d], sums[2 * d], sums[3 * d], sums[3 * d + 1], sums.apart, eta, p_norm2};
     product(threads, "NN", d + 2, d, d, 1, table.data, width, s.K, s.apart, 0, room.data, room.apart);
-    share_pass(threads, d, d, [&](int64_t first, int64_t last) { add_to_recent(at, table, s, room, first, last); });
+    share_pass(threads, d, d, [=](int64_t first, int64_t last) { add_to_recent(at, table, s, room, first, last); });
     product(threads, "NN", d, d, d, -1, s.K, s.apart, room.data, room.apart, 1, table[at.recent], width); /* − KG */
     product(threads, "NN", d, d, d, 1, table[at.U], width, s.K, s.apart, 0, room.data, room.apart);
     move_frame({table[at.U], d, d, width}, deviation.data + d, -1, room, threads);
