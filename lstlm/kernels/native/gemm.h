@@ -16,6 +16,7 @@ struct Product {
     Real *C;
     int64_t a_down, a_along, b_down, b_along, ldc; /* a_ik is A[i·a_down + k·a_along] */
     bool symmetric = false; /* then what lies right of the tiles of the diagonal is left out */
+    const Real *weights = nullptr; /* unless NULL, row k of B counts weights[k] times */
 };
 
 #ifdef SEVERAL_PROCESSORS
