@@ -110,12 +110,10 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float,
     if code is None or values.dtype != table.dtype or squares.dtype != table.dtype:
         reference.adagrad_rows(table, squares, ids, values, each, scale, lr, ADAGRAD_EPSILON)
         return
-    n = ids.shape[0]
-    links, sums = (
-        ids.new_empty(2 * n + (1 << (2 * n).bit_length()), dtype=torch.int64),
-        values.new_empty(2, table.shape[1]),
-    )
-    code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, links, sums)
+    n, threads = ids.shape[0], get_num_threads()
+    links = ids.new_empty(2 * n + (1 << (2 * n).bit_length()), dtype=torch.int64)
+    scratch = links, aligned(values, 2 * threads, table.shape[1])
+    code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, *scratch, threads)
 
 
 def adagrad_table(
@@ -219,6 +217,16 @@ def cross_entropy(
     losses = scores.new_empty(len(scores))
     code.cross_entropy(scores, ids.contiguous(), t.contiguous(), bias, scale, upstream, losses, get_num_threads())
     return losses
+
+
+def total(x: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """Return the sum of all numbers of x (m,n), a tensor: of more than 32,768 PyTorch's own wakes its threads."""
+    code = native_for(impl, x) if x.numel() and 1 in x.stride() else None
+    if code is None:
+        return x.sum()
+    result = x.new_empty(())
+    code.total_of(x if x.stride(1) == 1 else x.T, result)
+    return result
 
 
 # ---- hidden layers ---------------------------------------------------------------------------------------------------

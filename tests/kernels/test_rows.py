@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lstlm.kernels import choice
-from lstlm.kernels.ops import RowValues, adagrad_rows, add_rows, outside, read_rows, write_rows
+from lstlm.kernels.ops import RowValues, adagrad_rows, add_rows, outside, read_rows, total, write_rows
 
 IDS = torch.tensor([3, 9, 3, 0, 3, 7, 7, 1, 3, 9, 8, 2])  # one word four times, another two bags in a row
 SIZES = [1, 16, 37]
@@ -47,6 +47,29 @@ def test_adagrad(size: int, each: int) -> None:
             plain[word] -= 0.1 * g / (plain_squares[word].sqrt() + 1e-10)
     torch.testing.assert_close(table, plain, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(squares, plain_squares, rtol=1e-12, atol=1e-12)
+
+
+def test_adagrad_by_several_threads() -> None:
+    """Words that occur often, and a table large enough to be shared: the same bits as by one."""
+    ids = (torch.rand(6000, generator=torch.Generator().manual_seed(1)) ** 3 * 500).long()
+    values, results = random(2000, 48, dtype=torch.float32), []
+    for threads in (1, 2, 3):
+        table, squares, before = random(500, 48, dtype=torch.float32), torch.zeros(500), torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            adagrad_rows(table, squares, RowValues(ids, values, 3, 0.25), 0.1)
+        finally:
+            torch.set_num_threads(before)
+        results.append((table, squares))
+    assert all(torch.equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True))
+    assert int((results[0][1] > 0).sum()) == len(ids.unique())
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 40), (300, 5)])
+def test_total(shape: tuple[int, int]) -> None:
+    x = random(*shape)
+    for given in (x, x.T, x[:, ::2], x[:, : shape[1] // 2]):
+        torch.testing.assert_close(total(given), given.sum())
 
 
 def test_many_ids_whose_hashes_meet() -> None:

@@ -101,7 +101,7 @@ static void merge(Vector<const int64_t> place, Vector<const int64_t> offsets, Ve
 #define ONE(name) METHOD(name, call<name>)
 #define BOTH(name) METHOD(name, call_either<float32::name, float64::name>)
 static PyMethodDef functions[] = {
-    BOTH(sum_rows), BOTH(write_rows), BOTH(add_rows), BOTH(adagrad_rows), BOTH(gemm), BOTH(layers_forward),
+    BOTH(sum_rows), BOTH(total_of), BOTH(write_rows), BOTH(add_rows), BOTH(adagrad_rows), BOTH(gemm), BOTH(layers_forward),
     BOTH(layers_backward), BOTH(adagrad), BOTH(adam), BOTH(power_iteration), BOTH(repair_frame), BOTH(repair_rows),
     BOTH(leave_segments), BOTH(low_rank_outputs), BOTH(losses), BOTH(low_rank_backward), BOTH(low_rank_shrink), BOTH(add_up),
     BOTH(low_rank_update), BOTH(square_outputs), BOTH(square_backward), BOTH(square_sums),

@@ -133,21 +133,27 @@ private:
     }
 };
 
-/* pass(first, last) over [0, n) by at most so many threads, where a thread gets WORTH_SHARING numbers, `each` for one of n.
+/* pass(first, last, part) over [0, n) by at most so many threads, where a thread gets WORTH_SHARING numbers, `each` for one of n.
  * What a pass does for one of n must not depend on others: then the sums are the same for any number of threads.
  *
- * A pass has copies of what it reads, [=], and every thread has its own: if it looked into the stack of who shares it, which
- * is written to all the time, that line of memory would go to and fro between the processors: ten times slower. */
-template <class Pass> void share_pass(int64_t threads, int64_t n, int64_t each, const Pass &pass)
+ * A pass has copies of what it reads, [=], and every thread has its own: what lies on the stack of who shares it is in lines
+ * of memory that are written to all the time, and would go to and fro between the processors. */
+template <class Pass> void share_parts(int64_t threads, int64_t n, int64_t each, const Pass &pass)
 {
     struct Shared { Pass pass; int64_t n; } shared = {pass, n};
     const int64_t most = n * each / WORTH_SHARING;
-    if (threads < 2 || most < 2) return pass(0, n);
+    if (threads < 2 || most < 2) return pass(0, n, 0);
     Threads::ours().share(
         threads < most ? threads : most,
         [](const void *of, int64_t part, int64_t parts) {
             const Shared mine = *(const Shared *)of;
-            mine.pass(part * mine.n / parts, (part + 1) * mine.n / parts);
+            mine.pass(part * mine.n / parts, (part + 1) * mine.n / parts, part);
         },
         &shared);
+}
+
+/* The same for pass(first, last). */
+template <class Pass> void share_pass(int64_t threads, int64_t n, int64_t each, const Pass &pass)
+{
+    share_parts(threads, n, each, [=](int64_t first, int64_t last, int64_t) { pass(first, last); });
 }

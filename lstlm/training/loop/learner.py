@@ -14,6 +14,7 @@ from lstlm.data import Batch, Corpus, Examples
 from lstlm.data.classes import find_classes
 from lstlm.distributed import Ranks
 from lstlm.errors import NumericsError
+from lstlm.kernels.ops import total
 from lstlm.nn.network import Network
 from lstlm.nn.optimisers import Optimisers
 from lstlm.outputs.shortlist import parts_of
@@ -109,7 +110,7 @@ class Learner:
         losses, gradient = self.network.output.value_and_grad(encoding.h, ids, values)
         lap("output")
         encoding.backward(gradient)
-        value = self._check_finite(*self._reduce_gradients(self._mean(losses), gradient.sum()))
+        value = self._check_finite(*self._reduce_gradients(self._mean(losses), total(gradient)))
         lap("backward")
         return value
 
