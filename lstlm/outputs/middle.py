@@ -12,8 +12,7 @@ from torch.nn.functional import pad
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.class_ops import ClassEntropy, ClassTable, adagrad_classes, class_entropy
-from lstlm.kernels.ops import read_rows
-from lstlm.outputs.rows import RowGradient, ScaledRows
+from lstlm.outputs.rows import RowGradient, ScaledRows, take
 from lstlm.protocol.saved import bounds, insist
 from lstlm.protocol.scan import Block
 
@@ -98,7 +97,7 @@ class MiddleStep:
     def __init__(self, middle: Middle, h: Tensor, rows: Tensor, t: Tensor, upstream: Tensor) -> None:
         self.middle = middle
         rows, self.order = rows.sort()
-        self.found = middle.entropy(read_rows(h, self.order), rows, t[self.order], upstream[self.order])
+        self.found = middle.entropy(take(h, self.order), rows, t[self.order], upstream[self.order])
 
     def losses(self) -> Tensor:
         """Return the losses (n,), in the order in which the examples came, as the next."""
