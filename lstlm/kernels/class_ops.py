@@ -14,11 +14,15 @@ from lstlm.kernels.ops import ADAGRAD_EPSILON, aligned
 
 
 class ClassTable(NamedTuple):
-    """Rows that lie class by class: scale·matrix (D,d) and scale·bias (D,); class c has bounds[c] … bounds[c+1] − 1."""
+    """Rows that lie class by class: scale·matrix (D,d) and scale·bias (D,); class c has bounds[c] … bounds[c+1] − 1.
+
+    group[i] is the class of row i.
+    """
 
     matrix: Tensor
     bias: Tensor | None
     bounds: Tensor
+    group: Tensor
     scale: float = 1.0
 
 
@@ -56,11 +60,11 @@ class ClassEntropy(NamedTuple):
         return reference.class_gradient(self.runs, self.h, self.G)
 
 
-def runs_of(bounds: Tensor, rows: Tensor) -> Runs:
+def runs_of(table: ClassTable, rows: Tensor) -> Runs:
     """Return the classes of the targets' rows (n,), which are in increasing order."""
-    found, examples = torch.unique_consecutive(torch.bucketize(rows, bounds, right=True) - 1, return_counts=True)
-    begins = bounds[found]
-    return Runs(pad(examples.cumsum(0), (1, 0)), begins, bounds[found + 1] - begins)
+    found, examples = torch.unique_consecutive(table.group[rows], return_counts=True)
+    begins = table.bounds[found]
+    return Runs(pad(examples.cumsum(0), (1, 0)), begins, table.bounds[found + 1] - begins)
 
 
 def class_entropy(
@@ -71,7 +75,7 @@ def class_entropy(
     h (n,d), t and upstream (n,), rows (n,) in increasing order, so that the examples of a class lie side by side.
     O(n·d·size of a class). The gradients are those of Σ upstream · losses.
     """
-    runs, h = runs_of(table.bounds, rows), h.contiguous()
+    runs, h = runs_of(table, rows), h.contiguous()
     widest = int(runs.sizes.max()) if len(rows) else 1
     losses, grad_h, G = h.new_empty(len(h)), torch.empty_like(h), aligned(h, len(h), widest)
     if (code := native_for(impl, h)) is None:

@@ -110,12 +110,10 @@ def adagrad_rows(table: Tensor, squares: Tensor, gradient: RowValues, lr: float,
     if code is None or values.dtype != table.dtype or squares.dtype != table.dtype:
         reference.adagrad_rows(table, squares, ids, values, each, scale, lr, ADAGRAD_EPSILON)
         return
-    n = ids.shape[0]
-    links, sums = (
-        ids.new_empty(2 * n + (1 << (2 * n).bit_length()), dtype=torch.int64),
-        values.new_empty(2, table.shape[1]),
-    )
-    code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, links, sums)
+    n, threads = ids.shape[0], get_num_threads()
+    links = ids.new_empty(2 * n + (1 << (2 * n).bit_length()), dtype=torch.int64)
+    scratch = links, aligned(values, 2 * threads, table.shape[1])
+    code.adagrad_rows(table, _listed(ids), _rows(values), each, scale, squares, lr, ADAGRAD_EPSILON, *scratch, threads)
 
 
 def adagrad_table(

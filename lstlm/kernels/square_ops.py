@@ -12,8 +12,6 @@ from lstlm.kernels.reference import geometric_series
 from lstlm.kernels.step_ops import Tables
 from lstlm.kernels.targets import Targets
 
-AT_ONCE = 384  # examples that square_sums takes at once: as many as a product takes, and they stay in the cache
-
 
 def square_outputs(
     table: Tensor, h: Tensor, rows: Tensor, targets: Targets, p: Tensor | None, *, impl: Impl = "auto"
@@ -52,10 +50,10 @@ def square_sums(
     """
     if (code := native_for(impl, H)) is None:
         return reference.square_sums(H, W, targets, p, partials, eta)
-    (m, d), u = H.shape, len(W)
-    F, sums, BH = aligned(H, u, d), H.new_empty(3 * d + 2, d), aligned(H, min(m, AT_ONCE), d)
+    d, u = H.shape[1], len(W)
+    F, sums = aligned(H, u, d), aligned(H, 3 * d + 2, d)
     bags = targets.place, targets.offsets
-    squares: float = code.square_sums(H, W, *bags, p, partials, eta, F, sums, BH, get_num_threads())
+    squares: float = code.square_sums(H, W, *bags, p, partials, eta, F, sums, get_num_threads())
     return F, sums, squares
 
 

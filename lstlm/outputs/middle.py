@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from lstlm.errors import ConfigError
 from lstlm.kernels.class_ops import ClassEntropy, ClassTable, adagrad_classes, class_entropy
-from lstlm.outputs.rows import RowGradient, ScaledRows
-from lstlm.protocol.saved import insist
+from lstlm.outputs.rows import RowGradient, ScaledRows, take
+from lstlm.protocol.saved import bounds, insist
 from lstlm.protocol.scan import Block
 
 
@@ -23,17 +24,20 @@ class Middle(nn.Module):
     """
 
     bounds: Tensor
+    group: Tensor  # what class_of returns: looked up, where PyTorch's search would wake its threads for 200 numbers
 
-    def __init__(self, rows: ScaledRows, bounds: Tensor) -> None:
+    def __init__(self, rows: ScaledRows, ends: Tensor) -> None:
         super().__init__()
         self.rows = rows
-        self.register_buffer("bounds", bounds.to(rows.matrix.device))
+        self.register_buffer("bounds", ends.to(rows.matrix.device))
+        self.register_buffer("group", _classes(self.bounds, len(rows.matrix)), persistent=False)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        begin, *_, end = bounds = self.bounds.tolist()
-        whole = begin == 0 and end == self.words and all(first < last for first, last in pairwise(bounds))
-        insist(whole, "classes that do not hold the words of the middle")
+        ends, words = self.bounds, self.words
+        insist(ends.is_meta or [int(ends[0]), int(ends[-1])] == [0, words], "classes that are not those of the rows")
+        insist(bounds(ends.diff())[0] > 0, "a class without words")
+        self.group = _classes(ends, words)
 
     @property
     def words(self) -> int:
@@ -50,8 +54,8 @@ class Middle(nn.Module):
         return x[:, : self.rows.matrix.shape[1]]
 
     def class_of(self, rows: Tensor) -> Tensor:
-        """Return the class of each row."""
-        return torch.bucketize(rows, self.bounds, right=True) - 1
+        """Return the class of each row; of the row after the last, the number of classes."""
+        return self.group[rows]
 
     def entropy(self, h: Tensor, rows: Tensor, t: Tensor, upstream: Tensor) -> ClassEntropy:
         """Return losses and gradients of examples h (n,inputs), whose targets' rows (n,) are in increasing order."""
@@ -59,7 +63,7 @@ class Middle(nn.Module):
 
     def table(self) -> ClassTable:
         """Return the rows as the operations take them."""
-        return ClassTable(self.rows.matrix, self.rows.bias, self.bounds, float(self.rows.scale))
+        return ClassTable(self.rows.matrix, self.rows.bias, self.bounds, self.group, float(self.rows.scale))
 
     def log_prob(self, h: Tensor, rows: Tensor) -> Tensor:
         """Return log p(row | its class, h) (n,) for h (n,inputs) and rows (n,) in any order."""
@@ -73,8 +77,8 @@ class Middle(nn.Module):
         def log_probs(group: int, part: slice) -> Tensor:
             return self.rows.scores(h, part).log_softmax(1).add_(by_class[:, group, None])
 
-        for group, bounds in enumerate(pairwise(self.bounds.tolist())):
-            part = slice(*bounds)
+        for group, ends in enumerate(pairwise(self.bounds.tolist())):
+            part = slice(*ends)
             yield words[part], partial(log_probs, group, part)
 
     def keep_(self, rows: Tensor) -> Tensor:
@@ -82,6 +86,7 @@ class Middle(nn.Module):
         kept, sizes = torch.unique_consecutive(self.class_of(rows), return_counts=True)
         self.rows.keep_(rows)
         self.bounds = bounds_of(sizes)
+        self.group = _classes(self.bounds, self.words)
         classes: Tensor = kept
         return classes
 
@@ -92,7 +97,7 @@ class MiddleStep:
     def __init__(self, middle: Middle, h: Tensor, rows: Tensor, t: Tensor, upstream: Tensor) -> None:
         self.middle = middle
         rows, self.order = rows.sort()
-        self.found = middle.entropy(h[self.order], rows, t[self.order], upstream[self.order])
+        self.found = middle.entropy(take(h, self.order), rows, t[self.order], upstream[self.order])
 
     def losses(self) -> Tensor:
         """Return the losses (n,), in the order in which the examples came, as the next."""
@@ -124,6 +129,12 @@ class ClassGradient:
         """Let the table take its step."""
         assert self.table.squares is not None
         adagrad_classes(self.middle.table(), self.table.squares, self.found, lr)
+
+
+def _classes(ends: Tensor, words: int) -> Tensor:
+    """Return the class of each of the rows, and of one beyond them, (words+1,), given where classes begin and end."""
+    sizes = pad(ends.diff(), (0, 1), value=1)
+    return torch.arange(len(sizes), device=ends.device).repeat_interleave(sizes, output_size=words + 1)
 
 
 def bounds_of(sizes: Tensor) -> Tensor:

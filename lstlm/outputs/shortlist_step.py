@@ -11,7 +11,7 @@ from torch import Tensor
 from lstlm.kernels.ops import RowValues, add_rows
 from lstlm.outputs.base import RecordedStep
 from lstlm.outputs.middle import MiddleStep
-from lstlm.outputs.rows import Gradient
+from lstlm.outputs.rows import Gradient, take
 from lstlm.outputs.softmax import SoftmaxProduct
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class Pairs:
 
     def read(self, x: Tensor) -> Tensor:
         """Return the rows of x (m,…) that belong to the pairs, as columns in memory where x has columns."""
-        if x.ndim == 2 and x.stride(0) == 1:
-            return x.T.index_select(1, self.example).T
-        return x.index_select(0, self.example)
+        return take(x, self.example)
 
     def add_to(self, x: Tensor, rows: Tensor) -> None:
         """Add one row a pair to x (m,…)."""

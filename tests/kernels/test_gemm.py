@@ -63,19 +63,22 @@ def test_every_form_and_shape(shape: tuple[int, int, int], form: str, dtype: tor
 
 
 @pytest.mark.skipif(choice.native is None or not hasattr(os, "fork"), reason="no compiled code, or no fork")
-def test_a_forked_process_multiplies_too() -> None:
+@pytest.mark.parametrize("policy", ["passive", "active"])  # our threads, and PyTorch's
+def test_a_forked_process_multiplies_too(policy: str) -> None:
     """Its parent's threads are not there: it must neither wait for them nor give other numbers."""
     code = (
         "import os, torch\n"
         "from lstlm.kernels.ops import gemm\n"
         "torch.set_num_threads(3)\n"
-        "A = torch.ones(100, 900); expected = gemm(A, A.T).clone()\n"
+        "A = torch.rand(100, 900); expected = gemm(A, A.T).clone()\n"
+        "torch.set_num_threads(1); assert torch.equal(gemm(A, A.T), expected); torch.set_num_threads(3)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    os._exit(0 if torch.equal(gemm(A, A.T), expected) else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0
+    environment = {**os.environ, "OMP_WAIT_POLICY": policy}
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, env=environment).returncode == 0
 
 
 @pytest.mark.parametrize("impl", IMPLS)

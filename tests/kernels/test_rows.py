@@ -51,6 +51,22 @@ def test_adagrad(size: int, each: int) -> None:
     torch.testing.assert_close(squares, plain_squares, rtol=1e-12, atol=1e-12)
 
 
+def test_adagrad_by_several_threads() -> None:
+    """Words that occur often, and a table large enough to be shared: the same bits as by one."""
+    ids = (torch.rand(6000, generator=torch.Generator().manual_seed(1)) ** 3 * 500).long()
+    values, results = random(2000, 48, dtype=torch.float32), []
+    for threads in (1, 2, 3):
+        table, squares, before = random(500, 48, dtype=torch.float32), torch.zeros(500), torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            adagrad_rows(table, squares, RowValues(ids, values, 3, 0.25), 0.1)
+        finally:
+            torch.set_num_threads(before)
+        results.append((table, squares))
+    assert all(torch.equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True))
+    assert int((results[0][1] > 0).sum()) == len(ids.unique())
+
+
 def test_many_ids_whose_hashes_meet() -> None:
     """Every id is taken twice; 4,096 of them are multiples of a power of 2, which poor hashing would pile up."""
     ids = torch.cat([torch.arange(4096) * 256, torch.arange(4096).flip(0) * 256])

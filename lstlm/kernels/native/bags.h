@@ -108,7 +108,7 @@ static int64_t losses(Vector<Real> partials, int64_t kind, double a, double b, d
     need((!p.data || p.size == n) && (!upstream.data || upstream.size == m), "p (n,), upstream (m,)");
     Real *value = partials.data, *dq = value + m, *ds = dq + m, *dout = ds + m;
     const double *q = outputs.data, *s = q + m, *o = s + m;
-    share_pass(threads, m, 64 * (1 + n / (m + 1)), [&](int64_t first, int64_t last) { /* a logarithm takes as long */
+    share_pass(threads, m, 64 * (1 + n / (m + 1)), [=](int64_t first, int64_t last) { /* a logarithm takes as long */
         for (int64_t i = first; i < last; i++) {
             const double weight = upstream.data ? upstream[i] : 1.0 / (double)m;
             Example example({kind, a, b, D}, q[i], s[i]);

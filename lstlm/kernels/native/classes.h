@@ -111,7 +111,7 @@ static void class_entropy(Matrix<const Real> h, Matrix<const Real> W, Optional<V
         for (int64_t i = runs[r]; i < runs[r + 1]; i++)
             need(rows[i] >= begins[r] && rows[i] < begins[r] + sizes[r], "targets within their classes");
     const Examples x = {h, rows.data, t.data, upstream.data};
-    share_pass(threads, u, u ? 2 * n * G.columns * d / u : 0, [&](int64_t first, int64_t last) {
+    share_pass(threads, u, u ? 2 * n * G.columns * d / u : 0, [=](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; r++) one_class(of, r, x, W, bias.data, (Real)scale, losses.data, dh, G);
     });
 }
@@ -158,7 +158,7 @@ static void adagrad_classes(Matrix<Real> W, Optional<Vector<Real>> bias, Vector<
     need(h.columns == d && G.rows == h.rows && sums.rows == u && sums.columns == d, "h (n,d), G (n,·), sums (u,d)");
     check_runs(of, h.rows, W.rows, G.columns);
     for (int64_t r = 1; r < u; r++) need(begins[r] >= begins[r - 1] + sizes[r - 1], "every class once, in order");
-    share_pass(threads, u, u ? h.rows * G.columns * d / u : 0, [&](int64_t first, int64_t last) {
+    share_pass(threads, u, u ? h.rows * G.columns * d / u : 0, [=](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; r++)
             adagrad_of_class(of, r, h, G, W, bias.data, squares.data, rate, epsilon, sums[r]);
     });

@@ -16,6 +16,7 @@ struct Product {
     Real *C;
     int64_t a_down, a_along, b_down, b_along, ldc; /* a_ik is A[i·a_down + k·a_along] */
     bool symmetric = false; /* then what lies right of the tiles of the diagonal is left out */
+    const Real *weights = nullptr; /* unless NULL, row k of B counts weights[k] times */
 };
 
 #ifdef SEVERAL_PROCESSORS
@@ -65,8 +66,8 @@ static int64_t edge_of_share(const Product *p, int64_t part, int64_t parts)
 /* The rows of one thread. The sums are the same for any number of threads. */
 static void share_of_product(const void *of, int64_t part, int64_t parts)
 {
-    const Product *p = (const Product *)of;
-    rows_of_product(p, edge_of_share(p, part, parts), edge_of_share(p, part + 1, parts));
+    const Product mine = *(const Product *)of; /* as in share_pass */
+    rows_of_product(&mine, edge_of_share(&mine, part, parts), edge_of_share(&mine, part + 1, parts));
 }
 
 static void multiply(const Product &p, int64_t threads)

@@ -21,15 +21,17 @@ PART void slope(int64_t activation, int64_t n, const Real *y, const Real *dy, Re
         memcpy(dz, dy, n * sizeof(Real));
 }
 
-FOR_THIS_PROCESSOR static void activate_rows(int64_t activation, const Real *a, const Matrix<Real> &Y)
+enum { PASSES = 4 }; /* that an activation or its slope, and what goes with it, take as long as */
+
+FOR_THIS_PROCESSOR static void activate_rows(int64_t activation, const Real *a, const Matrix<Real> &Y, int64_t first, int64_t last)
 {
-    for (int64_t j = 0; j < Y.rows; j++) activate(activation, Y.columns, a[j], Y[j]);
+    for (int64_t j = first; j < last; j++) activate(activation, Y.columns, a[j], Y[j]);
 }
 
 FOR_THIS_PROCESSOR static void slope_rows(int64_t activation, const Matrix<const Real> &Y, const Matrix<const Real> &dY,
-                                          const Matrix<Real> &dZ, Real *da)
+                                          const Matrix<Real> &dZ, Real *da, int64_t first, int64_t last)
 {
-    for (int64_t j = 0; j < Y.rows; j++) {
+    for (int64_t j = first; j < last; j++) {
         slope(activation, Y.columns, Y[j], dY[j], dZ[j]);
         da[j] = (Real)total(dZ[j], Y.columns);
     }
@@ -52,7 +54,11 @@ static void layers_forward(Matrix<const Real> x, int64_t activation, Several<Mat
         const Real *below = l ? Y[l - 1].data : x.data;
         product(threads, l ? "NN" : "NT", A[l].rows, m, A[l].columns, 1, A[l].data, A[l].apart, below,
                 l ? Y[l - 1].apart : x.apart, 0, Y[l].data, Y[l].apart);
-        activate_rows(activation, a[l].data, Y[l]);
+        const Matrix<Real> y = Y[l];
+        const Real *bias = a[l].data;
+        share_pass(threads, y.rows, PASSES * m, [=](int64_t first, int64_t last) {
+            activate_rows(activation, bias, y, first, last);
+        });
     }
 }
 
@@ -84,7 +90,11 @@ static void layers_backward(Matrix<const Real> x, int64_t activation, Several<Ma
     need(!dx.data || (dx.rows == m && dx.columns == x.columns), "dx like x");
     for (int64_t l = count - 1; l >= 0; l--) {
         const int64_t units = A[l].rows, inputs = A[l].columns;
-        slope_rows(activation, Y[l], dY, dZ, da[l].data);
+        const Matrix<const Real> y = Y[l];
+        Real *sums = da[l].data;
+        share_pass(threads, units, PASSES * m, [=](int64_t first, int64_t last) {
+            slope_rows(activation, y, dY, dZ, sums, first, last);
+        });
         if (l > 0) {
             product(threads, "NT", units, inputs, m, 1, dZ.data, dZ.apart, Y[l - 1].data, Y[l - 1].apart, 0, dA[l].data,
                     dA[l].apart);

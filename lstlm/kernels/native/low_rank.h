@@ -184,7 +184,7 @@ FOR_THIS_PROCESSOR static void add_up_blocks(const Layout &at, const Matrix<Real
 static void add_up_gram(const Layout &at, const Matrix<Real> &table, const Real *base, int64_t threads)
 {
     const int64_t d = at.d, width = table.apart;
-    share_pass(threads, (d + BLOCK_OF_Q - 1) / BLOCK_OF_Q, BLOCK_OF_Q * width, [&](int64_t first, int64_t last) {
+    share_pass(threads, (d + BLOCK_OF_Q - 1) / BLOCK_OF_Q, BLOCK_OF_Q * width, [=](int64_t first, int64_t last) {
         add_up_blocks(at, table, base, first, last);
     });
     for (int64_t k = d * width; k < (d + 2) * width; k++) table.data[k] = base[k] + table[at.recent][k];

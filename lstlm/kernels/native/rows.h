@@ -51,7 +51,7 @@ static void sum_rows(Matrix<const Real> table, Vector<const int64_t> ids, int64_
 {
     need(each > 0 && ids.size == out.rows * each && out.columns == table.columns, "`each` ids for a row of the result");
     check_rows(ids, table.rows);
-    share_pass(threads, out.rows, each * table.columns, [&](int64_t first, int64_t last) {
+    share_pass(threads, out.rows, each * table.columns, [=](int64_t first, int64_t last) {
         add_up_rows(table, ids.data, each, (Real)scale, out, first, last);
     });
 }
@@ -61,7 +61,7 @@ static void write_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<con
 {
     need(values.rows == ids.size && values.columns == table.columns, "a row of values for an id");
     check_rows(ids, table.rows);
-    share_pass(threads, ids.size, table.columns, [&](int64_t first, int64_t last) {
+    share_pass(threads, ids.size, table.columns, [=](int64_t first, int64_t last) {
         for (int64_t k = first; k < last; k++) {
             if (k + AHEAD < last) prefetch(table[ids[k + AHEAD]], table.columns);
             memcpy(table[ids[k]], values[k], table.columns * sizeof(Real));
@@ -89,57 +89,83 @@ static void add_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const
     add_to_rows(table, ids, values, each, (Real)scale);
 }
 
-FOR_THIS_PROCESSOR static void adagrad_by_row(const Matrix<Real> &table, const Vector<const int64_t> &ids,
-                                              const Matrix<const Real> &values, int64_t each, double scale, Real *squares,
-                                              double rate, double epsilon, const Vector<int64_t> &links, Real *sum,
-                                              Real *its_squares)
+enum { NONE = -1 };
+
+/* Which k have the same word: next (n,) leads from one to the next, and `times` (n,) says at the first how many there are; it is
+ * 0 or less at the others. Scratch: last (slots,), by hash, slots a power of 2 above n. */
+static void link_words(const Vector<const int64_t> &ids, int64_t *next, int64_t *times, const Flat<int64_t> &last)
 {
-    enum { NONE = -1 };
-    const int64_t n = ids.size, size = table.columns;
-    int64_t *next = links.data, *earlier = next + n, *last = earlier + n; /* of the same word; last: by hash */
-    const uint64_t slots = links.size - 2 * n, mask = slots - 1;
-    for (uint64_t slot = 0; slot < slots; slot++) last[slot] = NONE;
-    for (int64_t k = 0; k < n; k++) {
+    const uint64_t mask = last.size - 1;
+    for (int64_t slot = 0; slot < last.size; slot++) last.data[slot] = NONE;
+    for (int64_t k = 0; k < ids.size; k++) {
         uint64_t slot = ((uint64_t)ids[k] * 0x9E3779B97F4A7C15u >> 32) & mask;
-        while (last[slot] != NONE && ids[last[slot]] != ids[k]) slot = (slot + 1) & mask;
-        next[k] = NONE;
-        earlier[k] = last[slot];
-        if (earlier[k] != NONE) next[earlier[k]] = k;
-        last[slot] = k;
+        while (last.data[slot] != NONE && ids[last.data[slot]] != ids[k]) slot = (slot + 1) & mask;
+        const int64_t before = last.data[slot], first = before == NONE ? k : times[before] > 0 ? before : -times[before];
+        next[k] = NONE, last.data[slot] = k;
+        if (before != NONE) next[before] = k;
+        if (first == k)
+            times[k] = 1;
+        else
+            times[k] = -first, times[first]++;
     }
-    for (int64_t k = 0; k < n; k++) {
+}
+
+/* What `adagrad_rows` is given. */
+struct RowSteps {
+    Matrix<Real> table;
+    Vector<const int64_t> ids;
+    Matrix<const Real> values;
+    int64_t each;
+    double scale, rate, epsilon;
+    Real *squares;
+    const int64_t *next, *times;
+};
+
+/* The steps of words whose first occurrence has from `begin` up to `end` occurrences of other words, or of its own, before it:
+ * an equal share of the work. Scratch: sum and its_squares (size,). */
+FOR_THIS_PROCESSOR static void adagrad_by_row(const RowSteps &s, int64_t begin, int64_t end, Real *sum, Real *its_squares)
+{
+    const int64_t size = s.table.columns, n = s.ids.size;
+    for (int64_t k = 0, seen = 0; k < n && seen < end; k++) {
+        if (s.times[k] <= 0) continue;
+        seen += s.times[k];
+        if (seen - s.times[k] < begin) continue;
         if (k + AHEAD < n) {
-            prefetch(table[ids[k + AHEAD]], size);
-            __builtin_prefetch(squares + ids[k + AHEAD]);
+            prefetch(s.table[s.ids[k + AHEAD]], size);
+            __builtin_prefetch(s.squares + s.ids[k + AHEAD]);
         }
-        if (earlier[k] != NONE) continue;
         memset(sum, 0, size * sizeof(Real));
-        for (int64_t same = k; same != NONE; same = next[same]) {
-            const Real *more = values[same / each];
+        for (int64_t same = k; same != NONE; same = s.next[same]) {
+            const Real *more = s.values[same / s.each];
             for (int64_t j = 0; j < size; j++) sum[j] += more[j];
         }
         for (int64_t j = 0; j < size; j++) its_squares[j] = sum[j] * sum[j];
-        squares[ids[k]] += (Real)(scale * scale * total(its_squares, size) / size);
-        const Real factor = (Real)(-rate * scale / (sqrt(squares[ids[k]]) + epsilon));
-        Real *row = table[ids[k]];
+        Real &square = s.squares[s.ids[k]], *row = s.table[s.ids[k]];
+        square += (Real)(s.scale * s.scale * total(its_squares, size) / size);
+        const Real factor = (Real)(-s.rate * s.scale / (sqrt(square) + s.epsilon));
         for (int64_t j = 0; j < size; j++) row[j] += factor * sum[j];
     }
 }
 
 /* One step of row-wise Adagrad: with g the sum of scale · values[k / each] over all k where ids[k] is the same word,
  * squares[word] += mean g², then row −= rate · g / (√squares[word] + epsilon).
- * Scratch: links (2n + slots,), slots a power of 2 above n; sums (2,size). */
+ * Scratch: links (2n + slots,), slots a power of 2 above n; sums (2·threads,size). */
 static void adagrad_rows(Matrix<Real> table, Vector<const int64_t> ids, Matrix<const Real> values, int64_t each,
                          double scale, Vector<Real> squares, double rate, double epsilon, Vector<int64_t> links,
-                         Matrix<Real> sums)
+                         Matrix<Real> sums, int64_t threads)
 {
-    const int64_t slots = links.size - 2 * ids.size;
-    need(each > 0 && ids.size == values.rows * each && values.columns == table.columns, "a row of values for `each` ids");
+    const int64_t n = ids.size, slots = links.size - 2 * n;
+    need(each > 0 && n == values.rows * each && values.columns == table.columns, "a row of values for `each` ids");
     need(squares.size == table.rows, "one of the squares for a row of the table");
-    need(slots > ids.size && (slots & (slots - 1)) == 0, "slots a power of 2 above the number of ids");
-    need(sums.rows == 2 && sums.columns == table.columns, "sums (2,size)");
+    need(slots > n && (slots & (slots - 1)) == 0, "slots a power of 2 above the number of ids");
+    need(threads > 0 && sums.rows == 2 * threads && sums.columns == table.columns, "sums (2·threads,size)");
     check_rows(ids, table.rows);
-    adagrad_by_row(table, ids, values, each, scale, squares.data, rate, epsilon, links, sums[0], sums[1]);
+    int64_t *next = links.data, *times = next + n;
+    link_words(ids, next, times, {times + n, slots});
+    const RowSteps s = {table, ids, values, each, scale, rate, epsilon, squares.data, next, times};
+    share_parts(threads, n, table.columns, [=](int64_t begin, int64_t end, int64_t part) {
+        adagrad_by_row(s, begin, end, sums[2 * part], sums[2 * part + 1]);
+    });
 }
 
 FOR_THIS_PROCESSOR static void adagrad_each_row(const Matrix<Real> &table, const int64_t *ids, Real *bias,
@@ -171,7 +197,7 @@ static void adagrad_table(Matrix<Real> table, Optional<Vector<const int64_t>> id
     need(G.rows == n && G.columns == table.columns && g.size == n, "G (n,size), g (n,)");
     need(squares.size == table.rows && (!bias.data || bias.size == table.rows), "squares, bias (D,)");
     if (ids.data) check_rows(ids, table.rows);
-    share_pass(threads, n, table.columns, [&](int64_t first, int64_t last) {
+    share_pass(threads, n, table.columns, [=](int64_t first, int64_t last) {
         adagrad_each_row(table, ids.data, bias.data, squares.data, G, g.data, rate, epsilon, first, last);
     });
 }

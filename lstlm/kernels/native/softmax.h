@@ -57,7 +57,7 @@ static void cross_entropy(Matrix<Real> scores, Flat<const int64_t> ids, Flat<con
     need(ids.size == m * K && t.size == ids.size && (!upstream.data || upstream.size == m), "ids, t (m,K), upstream (m,)");
     check_rows({ids.data, ids.size}, n);
     const Aims aims = {ids.data, t.data, upstream.data, K};
-    share_pass(threads, m, 2 * n, [&](int64_t first, int64_t last) {
+    share_pass(threads, m, 2 * n, [=](int64_t first, int64_t last) {
         cross_entropy_of(scores, aims, bias.data, (Real)scale, losses.data, first, last);
     });
 }

@@ -47,11 +47,11 @@ static void square_outputs(Matrix<const Real> table, Strided<const Real> h, Matr
     need(H.rows == m && H.columns == d && products.rows == m && products.columns == d + 2, "H (m,d), products (m,d+2)");
     need(rows.columns == d && W.rows == u && W.columns == d && (!p.data || p.size == u), "rows, W (u,d), p (u,)");
     need(outputs.size == 2 * m + bags.n, "outputs (2m+n,)");
-    share_pass(threads, m, d, [&](int64_t first, int64_t last) { fill_rows(h, H, first, last); });
+    share_pass(threads, m, d, [=](int64_t first, int64_t last) { fill_rows(h, H, first, last); });
     product(threads, "NT", m, d + 2, d, 1, H.data, H.apart, table[at.Q], table.apart, 0, products.data, products.apart);
-    share_pass(threads, u, d, [&](int64_t first, int64_t last) { multiples(p.data, table[at.omega], W, first, last); });
+    share_pass(threads, u, d, [=](int64_t first, int64_t last) { multiples(p.data, table[at.omega], W, first, last); });
     product(threads, "NN", u, d, d, 1, rows.data, rows.apart, table[at.U], table.apart, 1, W.data, W.apart);
-    share_pass(threads, m, 2 * d, [&](int64_t first, int64_t last) {
+    share_pass(threads, m, 2 * d, [=](int64_t first, int64_t last) {
         outputs_of(H, products, W, bags, outputs.data, first, last);
     });
 }
@@ -82,27 +82,28 @@ static void square_backward(Matrix<const Real> table, Matrix<const Real> W, Vect
     need(table.rows == at.rows && table.columns >= at.d && W.columns == at.d, "table (4d+4,≥d), W (u,d)");
     need(products.rows == bags.m && products.columns >= at.d && partials.size == 3 * bags.m + bags.n, "products (m,d+2)");
     need(grad_H.rows == bags.m && grad_H.columns == at.d, "∇H (m,d)");
-    share_pass(threads, bags.m, 2 * at.d, [&](int64_t first, int64_t last) {
+    share_pass(threads, bags.m, 2 * at.d, [=](int64_t first, int64_t last) {
         gradients(W, bags, partials.data, products, table[at.w_bar], grad_H, first, last);
     });
 }
 
-/* A minibatch on its way through `square_sums`. */
+/* A minibatch on its way through `square_sums`: K = HᵀBH is the product. */
 struct Weighing {
     Matrix<const Real> H;
     Bags bags;
     const Real *p, *dq, *ds, *dout;
-    Matrix<Real> F, BH;
+    Matrix<Real> F;
     Real *Fp, *c;
+    Product K;
 };
 
-/* F += YᵀH, Fᵀp += HᵀYp and c += Hᵀds over the examples of BH (some,d) ← dq ∘ H, which begin at `start`; in the columns
- * from `left` up to `right`, none of which depends on others. */
-FOR_THIS_PROCESSOR static void weigh_examples(const Weighing &s, int64_t start, int64_t left, int64_t right)
+/* F += YᵀH, Fᵀp += HᵀYp and c += Hᵀds over the examples from one up to another, in the columns from `left` up to `right`, none
+ * of which depends on others. */
+FOR_THIS_PROCESSOR static void weigh_examples(const Weighing &s, int64_t first, int64_t last, int64_t left, int64_t right)
 {
-    for (int64_t i = start; i < start + s.BH.rows; i++) {
-        const Real *h = s.H[i], dq = s.dq[i], ds = s.ds[i];
-        Real Yp = 0, *scaled = s.BH[i - start];
+    for (int64_t i = first; i < last; i++) {
+        const Real *h = s.H[i], ds = s.ds[i];
+        Real Yp = 0;
         for (int64_t k = s.bags.offsets[i]; k < s.bags.offsets[i + 1]; k++) {
             Real *row = s.F[s.bags.place[k]];
             const Real weight = s.dout[k];
@@ -110,10 +111,28 @@ FOR_THIS_PROCESSOR static void weigh_examples(const Weighing &s, int64_t start, 
             for (int64_t j = left; j < right; j++) row[j] += weight * h[j];
         }
         for (int64_t j = left; j < right; j++) {
-            scaled[j] = dq * h[j];
             s.Fp[j] += Yp * h[j];
             s.c[j] += ds * h[j];
         }
+    }
+}
+
+/* A thread's columns of F, Fᵀp and c, and its rows of K, for as many examples at a time as stay in the cache. */
+static void share_of_sums(const void *of, int64_t part, int64_t parts)
+{
+    enum { SOME = 384 };
+    Weighing mine = *(const Weighing *)of; /* as in share_pass */
+    const int64_t d = mine.H.columns, m = mine.H.rows, lines = (d + LANES - 1) / LANES;
+    const int64_t left = part * lines / parts * LANES, end = (part + 1) * lines / parts * LANES, right = end < d ? end : d;
+    const int64_t first = edge_of_share(&mine.K, part, parts), last = edge_of_share(&mine.K, part + 1, parts);
+    for (int64_t j = left; j < right; j++) mine.Fp[j] = mine.c[j] = 0;
+    for (int64_t w = 0; w < mine.F.rows; w++)
+        for (int64_t j = left; j < right; j++) mine.F[w][j] = 0;
+    for (int64_t i = 0; i < m; i += SOME) {
+        const int64_t stop = i + SOME < m ? i + SOME : m;
+        weigh_examples(mine, i, stop, left, right);
+        mine.K.K = stop - i, mine.K.beta = i > 0, mine.K.A = mine.K.B = mine.H[i], mine.K.weights = mine.dq + i;
+        rows_of_product(&mine.K, first, last);
     }
 }
 
@@ -125,35 +144,28 @@ FOR_THIS_PROCESSOR static double squares_of(int64_t rows, const Matrix<Real> &x)
 }
 
 /* F (u,d) = YᵀH, and sums (3d+2,d) ← K = HᵀBH, A = WᵀF, FᵀF, Fᵀp, c = η Hᵀds; b = 2η dq. Returns the sum of the squares
- * of K. Scratch: BH (≤m,d). */
+ * of K. */
 static double square_sums(Matrix<const Real> H, Matrix<const Real> W, Vector<const int64_t> place,
                         Vector<const int64_t> offsets, Optional<Vector<const Real>> p, Vector<const Real> partials,
-                        double eta, Matrix<Real> F, Matrix<Real> sums, Matrix<Real> BH, int64_t threads)
+                        double eta, Matrix<Real> F, Matrix<Real> sums, int64_t threads)
 {
-    const int64_t d = H.columns, m = H.rows, u = W.rows;
+    const int64_t d = H.columns, m = H.rows, u = W.rows, apart = sums.apart;
     const Bags bags = check_bags(place, offsets, u);
     need(bags.m == m && partials.size == 3 * m + bags.n && W.columns == d, "a bag for an example, partials (3m+n,), W (u,d)");
     need(F.rows == u && F.columns == d && sums.rows == 3 * d + 2 && sums.columns == d, "F (u,d), sums (3d+2,d)");
-    need(BH.rows > 0 && BH.columns == d && (!p.data || p.size == u), "BH (≤m,d), p (u,)");
+    need(!p.data || p.size == u, "p (u,)");
     const Real *dq = partials.data + m;
-    Weighing s = {H, bags, p.data, dq, dq + m, dq + 2 * m, F, BH, sums[3 * d], sums[3 * d + 1]};
-    share_pass(threads, u, d, [&](int64_t first, int64_t last) {
-        for (int64_t w = first; w < last; w++) memset(F[w], 0, d * sizeof(Real));
-    });
-    memset(s.Fp, 0, d * sizeof(Real)), memset(s.c, 0, d * sizeof(Real));
-    Product K = {d, d, 0, (Real)(2 * eta), 0, BH.data, H.data, sums.data, 1, BH.apart, H.apart, 1, sums.apart, true};
-    for (int64_t i = 0; i < m; i += BH.rows) { /* as many at a time as stay in the cache */
-        s.BH.rows = m - i < BH.rows ? m - i : BH.rows;
-        share_pass(threads, (d + LANES - 1) / LANES, 2 * LANES * s.BH.rows, [&](int64_t first, int64_t last) {
-            weigh_examples(s, i, first * LANES, last * LANES < d ? last * LANES : d);
-        });
-        K.K = s.BH.rows, K.beta = i > 0, K.B = H[i];
-        multiply(K, threads);
-    }
+    const Product K = {d, d, 0, (Real)(2 * eta), 0, H.data, H.data, sums.data, 1, H.apart, H.apart, 1, apart, true};
+    const Weighing s = {H, bags, p.data, dq, dq + m, dq + 2 * m, F, sums[3 * d], sums[3 * d + 1], K};
+    const int64_t most = 1 + m * d * d / WORTH_A_THREAD;
+    if (threads > 1 && most > 1)
+        Threads::ours().share(threads < most ? threads : most, share_of_sums, &s);
+    else
+        share_of_sums(&s, 0, 1);
     mirror(K, threads);
     for (int64_t j = 0; j < d; j++) s.c[j] *= (Real)eta;
-    product(threads, "TN", d, d, u, 1, W.data, W.apart, F.data, F.apart, 0, sums[d], sums.apart);
-    symmetric_product(threads, d, u, 1, F.data, F.apart, F.data, F.apart, 0, sums[2 * d], sums.apart);
+    product(threads, "TN", d, d, u, 1, W.data, W.apart, F.data, F.apart, 0, sums[d], apart);
+    symmetric_product(threads, d, u, 1, F.data, F.apart, F.data, F.apart, 0, sums[2 * d], apart);
     return squares_of(d, sums);
 }
 
@@ -164,14 +176,14 @@ static void symmetric_series(Matrix<const Real> K, int64_t terms, Flat<Real> sum
 {
     const int64_t d = K.rows, size = d * d;
     need(K.columns == d && sum.size == size && power.size == size && spare.size == size, "K and its powers (d,d)");
-    share_pass(threads, d, d, [&](int64_t first, int64_t last) {
+    share_pass(threads, d, d, [=](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++)
             memcpy(sum.data + i * d, K[i], d * sizeof(Real)), memcpy(power.data + i * d, K[i], d * sizeof(Real));
     });
     Real *now = power.data, *next = spare.data; /* Kⁿ, while the sum is K + … + Kⁿ */
     for (int64_t n = 1; n < terms; n *= 2) {
         symmetric_product(threads, d, d, 1, sum.data, d, now, d, 0, next, d);
-        share_pass(threads, size, 1, [&](int64_t first, int64_t last) {
+        share_pass(threads, size, 1, [=](int64_t first, int64_t last) {
             for (int64_t i = first; i < last; i++) sum.data[i] += next[i];
         });
         if (2 * n >= terms) break;
@@ -222,7 +234,7 @@ FOR_THIS_PROCESSOR static void move_rows(const Matrix<Real> &F, Real *deviation,
 
 static void move_frame(const Matrix<Real> &F, Real *deviation, Real times, const Matrix<Real> &step, int64_t threads)
 {
-    share_pass(threads, F.rows, F.rows, [&](int64_t first, int64_t last) { move_rows(F, deviation, times, step, first, last); });
+    share_pass(threads, F.rows, F.rows, [=](int64_t first, int64_t last) { move_rows(F, deviation, times, step, first, last); });
 }
 
 /* The update of the whole table, given the sums and S = T⁻¹ − I (d,d), T = I − K. Scratch: room (d+2,d). */
@@ -235,7 +247,7 @@ static void square_update(Matrix<Real> table, Matrix<const Real> base, Flat<Real
     need(deviation.size == 2 * d && room.rows == d + 2 && room.columns == d, "deviation (2,d), room (d+2,d)");
     const SquareUpdate s = {sums[0], sums[d], sums[2 * d], sums[3 * d], sums[3 * d + 1], sums.apart, eta, p_norm2};
     product(threads, "NN", d + 2, d, d, 1, table.data, width, s.K, s.apart, 0, room.data, room.apart);
-    share_pass(threads, d, d, [&](int64_t first, int64_t last) { add_to_recent(at, table, s, room, first, last); });
+    share_pass(threads, d, d, [=](int64_t first, int64_t last) { add_to_recent(at, table, s, room, first, last); });
     product(threads, "NN", d, d, d, -1, s.K, s.apart, room.data, room.apart, 1, table[at.recent], width); /* − KG */
     product(threads, "NN", d, d, d, 1, table[at.U], width, s.K, s.apart, 0, room.data, room.apart);
     move_frame({table[at.U], d, d, width}, deviation.data + d, -1, room, threads);

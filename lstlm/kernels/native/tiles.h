@@ -64,12 +64,17 @@ PART void turn(const Real *from, int64_t apart, Real *to)
     *(Four *)(to + 3 * BREADTH) = __builtin_shufflevector(a, c, 2, 3, 6, 7);
 }
 
-/* panel (depth,BREADTH) ← columns of B, whose b_kj is B[k·down + j·along], and zeros beyond them. */
-PART void pack(int64_t depth, int64_t columns, const Real *B, int64_t down, int64_t along, Real *panel)
+/* panel (depth,BREADTH) ← columns of B, whose b_kj is B[k·down + j·along], and zeros beyond them; row k times weights[k]. */
+PART void pack(int64_t depth, int64_t columns, const Real *B, int64_t down, int64_t along, const Real *weights, Real *panel)
 {
     const int64_t fours = down == 1 ? columns / 4 * 4 : 0, deep = depth / 4 * 4;
-    if (along == 1 && columns == BREADTH) {
+    if (along == 1 && columns == BREADTH && !weights) {
         for (int64_t k = 0; k < depth; k++) memcpy(panel + k * BREADTH, B + k * down, sizeof(Real[BREADTH]));
+        return;
+    }
+    if (along == 1 && columns == BREADTH) {
+        for (int64_t k = 0; k < depth; k++)
+            for (int64_t j = 0; j < BREADTH; j++) panel[k * BREADTH + j] = weights[k] * B[k * down + j];
         return;
     }
     for (int64_t j = 0; j < fours; j += 4)
@@ -77,6 +82,8 @@ PART void pack(int64_t depth, int64_t columns, const Real *B, int64_t down, int6
     for (int64_t k = 0; k < depth; k++)
         for (int64_t j = k < deep ? fours : 0; j < BREADTH; j++)
             panel[k * BREADTH + j] = j < columns ? B[k * down + j * along] : 0;
+    for (int64_t k = 0; weights && k < depth; k++)
+        for (int64_t j = 0; j < columns; j++) panel[k * BREADTH + j] *= weights[k];
 }
 
 /* Rows [first, last) of C: B goes panel by panel into memory that fits the cache. */
@@ -91,7 +98,8 @@ static void rows_of_product(const Product *p, int64_t first, int64_t last)
             if (M <= 0) continue;
             const Real *A = p->A + top * p->a_down + k * p->a_along, beta = k == 0 ? p->beta : 1;
             Real *C = p->C + top * p->ldc + j;
-            pack(depth, columns, p->B + k * p->b_down + j * p->b_along, p->b_down, p->b_along, (Real *)panel);
+            const Real *weights = p->weights ? p->weights + k : nullptr;
+            pack(depth, columns, p->B + k * p->b_down + j * p->b_along, p->b_down, p->b_along, weights, (Real *)panel);
 #define TILES(vectors) tiles(vectors, M, depth, p->alpha, A, p->a_down, p->a_along, panel, beta, C, p->ldc, columns)
             switch ((columns + PER_VECTOR - 1) / PER_VECTOR) {
 #if TILE_VECTORS_4
