@@ -63,8 +63,7 @@ def test_every_form_and_shape(shape: tuple[int, int, int], form: str, dtype: tor
 
 
 @pytest.mark.skipif(choice.native is None or not hasattr(os, "fork"), reason="no compiled code, or no fork")
-@pytest.mark.parametrize("policy", ["passive", "active"])  # our threads, and PyTorch's
-def test_a_forked_process_multiplies_too(policy: str) -> None:
+def test_a_forked_process_multiplies_too() -> None:
     """Its parent's threads are not there: it must neither wait for them nor give other numbers."""
     code = (
         "import os, torch\n"
@@ -77,8 +76,7 @@ def test_a_forked_process_multiplies_too(policy: str) -> None:
         "    os._exit(0 if torch.equal(gemm(A, A.T), expected) else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    environment = {**os.environ, "OMP_WAIT_POLICY": policy}
-    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, env=environment).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize("impl", IMPLS)
