@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import distributions, metadata
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
+from packaging.specifiers import SpecifierSet
 
 from lstlm import __version__
 from lstlm.cli import COMMANDS, cli
@@ -208,6 +210,14 @@ def test_one_version_and_pinned_requirements() -> None:
     names = {re.split(r"[><=]", need)[0].lower() for need in [*project["dependencies"], *extras]}
     assert names <= {name.lower() for name in pins}
     assert pins["torch"] == "2.13.0"
+
+
+def test_what_is_pinned_runs_on_the_oldest_python_of_the_readme() -> None:
+    """A pin that wants 3.11.5 leaves a system whose own Python is 3.11.2 without `scripts/test`."""
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    needs = {name: metadata(name)["Requires-Python"] for name in pinned if next(distributions(name=name), None)}
+    assert len(needs) > 50
+    assert not {name: need for name, need in needs.items() if need and "3.11.0" not in SpecifierSet(need)}
 
 
 def test_runtime_needs_six_packages() -> None:
