@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,8 +195,7 @@ def test_a_full_archive_needs_no_note_and_an_extracted_one_reads_the_same(
     packed = open_source(["1b"], data_folder=tmp_path)
     from_archive = read(packed)
     assert packed.notes == []
-    with tarfile.open(tmp_path / ARCHIVE) as tar:
-        tar.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(tmp_path / ARCHIVE, tmp_path)
     extracted = open_source(["1b"], data_folder=tmp_path)  # the extracted folder is preferred
     assert isinstance(extracted, FileSource)
     assert read(extracted) == from_archive
@@ -246,8 +246,7 @@ def test_the_archive_or_its_folder_may_be_named_by_path(tmp_path: Path, archive:
     assert (named.name, named.has_validation) == ("1b", True)
     with pytest.raises(ConfigError, match="is the One Billion Word benchmark and has validation text"):
         open_source([str(tmp_path / ARCHIVE)], valid=["x"])
-    with tarfile.open(tmp_path / ARCHIVE) as tar:
-        tar.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(tmp_path / ARCHIVE, tmp_path)
     assert read(open_source([str(tmp_path / NAME)])) == wanted
     shards = tmp_path / NAME / "training-monolingual.tokenized.shuffled"
     assert open_source([str(shards)]).name == str(shards)  # training text alone is text like any other
