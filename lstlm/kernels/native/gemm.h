@@ -5,6 +5,10 @@
  *
  *     MKL inside PyTorch 92–97 · OpenBLAS inside numpy 98–102 · BLIS 100–106 · oneDNN 108–112 · this file 110
  *
+ * and on Zen 5, 2026-11-19, for M×K×N = 1024×300×902, 902×1024×300 and 1024×300×300, on one thread / on two:
+ *
+ *     MKL inside PyTorch 114–118 / 221–231 · this file 261–264 / 508–513
+ *
  * MKL takes its widest vectors only on Intel's processors. oneDNN's is as good, but a Python registry has it in version
  * 3.2 of 2023 alone, with an OpenMP of its own whose threads would stand beside PyTorch's. Calls of this size are nearly
  * all that a step consists of. On the torch form of every operation the products are PyTorch's: impl="torch". */
