@@ -65,7 +65,7 @@ def reshard(shards: Sequence[Tensor], rank: int, world: int) -> Tensor:
 def settle(rows: dict[str, Tensor], state: dict[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Bring V to the current frame and empty the history, in the sizes that `like` (a state_dict) has.
 
-    For rows that come from another number of ranks: which rows a rank has swept, and how many segments it keeps,
+    For rows that come from another number of ranks: which rows a rank has moved, and how many segments it keeps,
     depends on how many rows it has.
     """
     for place in STATES:

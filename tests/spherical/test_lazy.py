@@ -56,9 +56,9 @@ class Run:
 
     def sweep(self, rows: int) -> None:
         state = self.layer.head.state
-        before = state.history.swept
+        before = state.history.moved
         bring_next_rows(state, rows)
-        assert state.history.swept == before + rows
+        assert state.history.moved == before + rows
 
     def expect(self, ids: int) -> None:
         """Hear of some targets, one of them twice."""
@@ -153,19 +153,19 @@ def test_a_history_that_does_not_fit_together_is_refused(name: str, place: int |
         head.load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", ["clock", "swept_at"])
+@pytest.mark.parametrize("name", ["clock", "moved_at"])
 def test_a_history_may_ask_for_all_rows_but_no_more(name: str) -> None:
     """Counters of somebody else's may be far apart; nobody waits for them to meet."""
     head = aged()
     history = head.state.history
     state = {key: tensor.clone() for key, tensor in head.state_dict().items()}
-    if name == "swept_at":
-        state["state.history.swept_at"].fill_(2**62)
+    if name == "moved_at":
+        state["state.history.moved_at"].fill_(2**62)
     else:
         state["state.history.clock"][0] += 10**6
         state["state.history.reached"].fill_(history.open + 10**6)
     head.load_state_dict(state)
-    assert max(history.rows_due(), history.rows_to_sweep()) == history.D
+    assert max(history.rows_due(), history.rows_to_move()) == history.D
 
 
 def test_expected_rows_are_brought_out_of_closed_segments() -> None:

@@ -34,7 +34,7 @@ from lstlm.kernels.choice import Impl
 from lstlm.kernels.ops import read_rows, write_rows
 from lstlm.kernels.step_ops import Segments
 
-_ON_THE_HOST = ("reached", "swept_at", "clock")
+_ON_THE_HOST = ("reached", "moved_at", "clock")
 
 
 class History(nn.Module):
@@ -50,7 +50,7 @@ class History(nn.Module):
     U: Tensor
     onward: Tensor
     reached: Tensor
-    swept_at: Tensor
+    moved_at: Tensor
     clock: Tensor
 
     def __init__(self, D: int, d: int, like: Tensor, segments: int, repairs: int, impl: Impl = "auto") -> None:
@@ -71,16 +71,16 @@ class History(nn.Module):
     def _sync(self) -> None:
         """Copy the three counters into Python, where reading them is free, and note what follows from them."""
         counters: list[int] = self.clock.tolist()
-        self.open, self.count, self.swept = counters  # the open segment, its repairs, rows swept
+        self.open, self.count, self.moved = counters  # the open segment, its repairs, rows moved on
         self.empty = self.open == 0 and self.count == 0  # no repair has been recorded
         self.start = self.open * (self.repairs + 1)  # the stamp of a row that has seen all up to the open segment
         self.now = self.start + self.count  # the stamp of a row that has seen everything
 
-    def _tick(self, *, open: int | None = None, count: int | None = None, swept: int | None = None) -> None:
+    def _tick(self, *, open: int | None = None, count: int | None = None, moved: int | None = None) -> None:
         now = [
             self.open if open is None else open,
             self.count if count is None else count,
-            self.swept if swept is None else swept,
+            self.moved if moved is None else moved,
         ]
         self.clock[:] = torch.tensor(now, device="cpu")
         self._sync()
@@ -147,11 +147,11 @@ class History(nn.Module):
         self._tick(count=r + 1)
 
     def close(self, U: Tensor) -> None:
-        """End the open segment, absorbing U (d,d); the caller sets U ← I and has swept enough for a free place."""
+        """End the open segment, absorbing U (d,d); the caller sets U ← I and has moved enough rows for a free place."""
         slot = self.open % (self.segments + 1)
         self.U[slot] = U + self.X[slot].T @ (self.Y[slot] @ U)
         self.onward[slot, 0], self.onward[slot, 1] = self.U[slot], U
-        self.swept_at[slot] = self.swept
+        self.moved_at[slot] = self.moved
         self.reached[slot] = self.open + 1
         following = (self.open + 1) % (self.segments + 1)
         self.X[following].zero_()
@@ -169,19 +169,19 @@ class History(nn.Module):
 
     def advance(self, rows: int) -> None:
         """Count rows that were brought forward in id order."""
-        self._tick(swept=self.swept + rows)
+        self._tick(moved=self.moved + rows)
 
     def rows_due(self) -> int:
         """Rows to bring forward by now, so that all have been when so many segments have closed as there may be."""
-        due = self.D * (self.open * self.repairs + self.count) // (self.segments * self.repairs) - self.swept
+        due = self.D * (self.open * self.repairs + self.count) // (self.segments * self.repairs) - self.moved
         return min(self.D, due)  # more is never due, whatever a state says that was loaded
 
-    def rows_to_sweep(self) -> int:
+    def rows_to_move(self) -> int:
         """Rows to bring forward before the next close, so that its place in the ring is free."""
         if self.open < self.segments:
             return 0
         oldest = self.live[0] % (self.segments + 1)
-        return min(self.D, max(0, self.D - (self.swept - int(self.swept_at[oldest]))))
+        return min(self.D, max(0, self.D - (self.moved - int(self.moved_at[oldest]))))
 
     def clear(self) -> None:
         """Forget everything: every row is in the current frame."""
@@ -212,7 +212,7 @@ class History(nn.Module):
             raise CheckpointError("the history of the output layer does not fit together: the state is damaged")
 
     def _fits_together(self) -> bool:
-        """Say whether counters and stamps may be of one history: reading and sweeping go as far as they say."""
+        """Say whether counters and stamps may be of one history: reading and moving go as far as they say."""
         if self.segments == 0:
             return self.empty
         oldest, newest = (int(stamp) for stamp in self.stamp.aminmax())
@@ -220,7 +220,7 @@ class History(nn.Module):
         return (
             0 <= self.count <= self.repairs
             and self.open >= 0
-            and self.swept >= 0
+            and self.moved >= 0
             and 0 <= oldest <= newest <= self.now <= torch.iinfo(torch.int32).max
             and all(segment < beyond <= self.open for segment, beyond in reached)
         )

@@ -92,7 +92,7 @@ class Lazy(Stabiliser):
         history = state.history
         if history.count + len(X) > history.repairs:
             if state.V.is_cpu:
-                bring_next_rows(state, history.rows_to_sweep())
+                bring_next_rows(state, history.rows_to_move())
                 history.close(state.U)
                 state.set_frame()
             else:
@@ -112,7 +112,7 @@ def bring_next_rows(state: FactoredState, rows: int) -> None:
     """Bring the next `rows` rows, in id order, to the start of the open segment, and count them."""
     history = state.history
     while rows > 0:
-        start = history.swept % state.stored_rows
+        start = history.moved % state.stored_rows
         block = torch.arange(start, min(start + min(rows, LOT_ROWS), state.stored_rows), device=state.V.device)
         if history.open:
             history.bring_to_open_segment(state.V, block)

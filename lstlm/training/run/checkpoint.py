@@ -25,7 +25,7 @@ from lstlm.protocol.saved import MOST_COUNT
 from lstlm.sealed import fault_of, read_document, read_sealed, seal
 from lstlm.training.run.folders import STEP, unlinked
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 _TEMPORARY = ".writing-"
 _DISPLACED = ".displaced-"
