@@ -1,6 +1,7 @@
 """The words of a corpus, their counts and their ids."""
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -100,25 +101,27 @@ class Vocabulary:
         path = Path(path)
         if path.exists() and not path.is_file():
             raise DataError(f"{path}: not a file")
+        words: list[str] = []
+        counts = array("q")
         try:
-            text = path.read_bytes().decode()
+            # One line at a time: all at once, millions of words would be in memory twice. Only \n ends a line of bytes;
+            # a word may hold characters that Python takes for line ends.
+            with path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    text = line.decode().removesuffix("\n")
+                    word, tab, count = text.partition("\t")
+                    if not (word and tab and count.isascii() and count.isdecimal() and len(count) < _DIGITS):
+                        raise DataError(f"{path}:{number}: expected word<TAB>count, found {text[:60]!r}")
+                    words.append(word)
+                    counts.append(int(count))
         except FileNotFoundError:
             raise DataError(f"{path}: no such file; `lstlm prepare` writes it") from None
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: not UTF-8 at byte {error.start}; prepare the corpus again") from None
+            raise DataError(f"{path}:{number}: not UTF-8 at byte {error.start} of the line; prepare the corpus again") from None
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}") from None
-        words: list[str] = []
-        counts: list[int] = []
-        # split("\n"), not splitlines(): a word may hold characters that Python takes for line ends
-        for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-            word, tab, count = line.partition("\t")
-            if not (word and tab and count.isascii() and count.isdecimal() and len(count) < _DIGITS):
-                raise DataError(f"{path}:{number}: expected word<TAB>count, found {line[:60]!r}")
-            words.append(word)
-            counts.append(int(count))
         if tuple(words[:3]) != SPECIALS:
             raise DataError(f"{path}: the first three words must be {' '.join(SPECIALS)}; not a vocabulary of lstlm")
         if len(set(words)) != len(words):
             raise DataError(f"{path}: a word appears twice; prepare the corpus again")
-        return cls(words, counts)
+        return cls(words, np.frombuffer(counts, dtype=np.int64))

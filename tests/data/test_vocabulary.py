@@ -52,12 +52,12 @@ def test_reserved_words_are_known_in_either_case(word: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"vocab\.tsv:1: expected word<TAB>count"),
+        (b"", r"vocab\.tsv: the first three words must be"),
         (b"a\t1\nb\t2\nc\t3\n", r"first three words must be <unk> <s> </s>"),
         (b"<unk>\t0\n<s>\t0\n</s>\t0\nword\n", r"vocab\.tsv:4: expected word<TAB>count, found 'word'"),
         (b"<unk>\t0\n<s>\t0\n</s>\t0\nword\t-3\n", r"vocab\.tsv:4: expected word<TAB>count"),
         (b"<unk>\t0\n<s>\t0\n</s>\t0\na\t2\na\t1\n", r"a word appears twice"),
-        (b"<unk>\t0\n\xff\t0\n", r"not UTF-8 at byte 8"),
+        (b"<unk>\t0\n\xff\t0\n", r"vocab\.tsv:2: not UTF-8 at byte 0 of the line"),
     ],
 )
 def test_a_damaged_file_is_refused_with_its_place(tmp_path: Path, content: bytes, message: str) -> None:
