@@ -16,12 +16,13 @@ PANELS = (
     ("top10", "validation top-10 (share)"),
     ("perplexity", "validation perplexity"),
 )
+LONGEST = 8.0  # times the shortest run: beyond, the axis of time is logarithmic
 # Two standard errors of a correlation, 2/√pairs: a panel where no model ends beyond shows chance, and is left out.
 CHANCE = {"simlex": 2 / 999**0.5, "wordsim": 2 / 353**0.5}
 
 
 def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, Any] | None = None) -> None:
-    """Draw a line a model, the mean over seeds; thin: every seed; dashed: the vectors of the output side.
+    """Draw a line a model, the mean over seeds; thin: every seed; dashed: the output side; dotted: extrapolated.
 
     `environment` is that of the document: it tells the hardware.
     """
@@ -32,6 +33,8 @@ def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, 
     figure.set_size_inches(4.6 * min(2, len(panels)), 3.4 * -(-len(panels) // 2) + 0.3)
     grid = figure.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
     labels = _labels(records)
+    guessed = {r["label"] for r in records if r.get("extrapolated")}
+    durations = [max(r["train_s"] for r in records if r["label"] == label) for label in labels]
     unit = "training time (CPU s)" if any(r.get("clock") == "cpu" for r in records) else "training time (s)"
     colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
     for axes, (key, title) in zip(grid.flat, panels, strict=False):
@@ -42,11 +45,14 @@ def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, 
                 axes.plot(xs, ys, color=colours[label], linewidth=0.7, alpha=0.45)
             if curves:
                 xs, ys = mean_curve(curves)
-                axes.plot(xs, ys, color=colours[label], marker="o", markersize=3)
+                look = {"linestyle": ":"} if label in guessed else {"marker": "o", "markersize": 3}
+                axes.plot(xs, ys, color=colours[label], **look)
                 ends[label] = (xs[-1], ys[-1])
-            if outputs := seed_curves(records, label, f"{key}_output"):
+            if (outputs := seed_curves(records, label, f"{key}_output")) and label not in guessed:
                 axes.plot(*mean_curve(outputs), color=colours[label], linestyle="--", linewidth=0.9)
         axes.set(xlabel=unit, title=title)
+        if max(durations) > LONGEST * min(durations):
+            axes.set_xscale("log")
         if key == "perplexity":
             _logarithmic(axes)
         place(axes, ends, colours)
@@ -93,6 +99,8 @@ def _caption(records: Sequence[Record], left_out: Sequence[str], environment: Ma
         parts.append("one seed each")
     if any(r.get(f"{key}_output") is not None for r in records for key, _ in PANELS):
         parts.append("dashed: vectors of the output side")
+    if any(r.get("extrapolated") for r in records):
+        parts.append("dotted: not run so long, its own time a step with another model's scores at equal steps")
     if left_out:
         parts.append(f"{' and '.join(left_out)} within two standard errors of 0, not drawn")
     return "; ".join(parts)

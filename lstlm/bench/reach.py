@@ -1,10 +1,11 @@
-"""Learning curves as numbers: the mean curve of a model's seeds, and how soon it reaches another model's end."""
+"""Learning curves as numbers: means over seeds, how soon one model reaches another's end, and what nobody waits for."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from lstlm.bench.records import Column, Record, table
+from lstlm.errors import ConfigError
 
 REACHED = {"simlex": "SimLex", "wordsim": "WordSim", "perplexity": "perplexity"}
 Curve = tuple[list[float], list[float]]
@@ -32,12 +33,28 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return xs.tolist(), ys.tolist()
 
 
+def extrapolated(records: Sequence[Record], label: str, like: str) -> list[Record]:
+    """Return what `label` would show if a step of it taught as much as one of `like`: only the time is its own.
+
+    For a model whose steps take so long that few of them were seen. Its seconds a step are those of its last record.
+    """
+    ends = [r for r in records if r["label"] == label and r["final"] and r["step"]]
+    models = [r for r in records if r["label"] == like]
+    if not ends or not models:
+        known = ", ".join(dict.fromkeys(r["label"] for r in records))
+        raise ConfigError(f"--extrapolate {label}={like}: needs steps of both; the records are of {known}")
+    step_s = ends[-1]["train_s"] / ends[-1]["step"]
+    own = {"label": f"{label} (extrapolated)", "method": ends[-1].get("method"), "extrapolated": True}
+    return [{**r, **own, "train_s": step_s * r["step"]} for r in models]
+
+
 def reach(records: Sequence[Record]) -> list[Record]:
     """Return, for every model, score and other model, when its mean curve first is as good as the other's end.
 
     The time is one of the mean curve's, not interpolated; it and its share of the other's time are None where the
     curve never gets there.
     """
+    records = [record for record in records if not record.get("extrapolated")]
     labels = list(dict.fromkeys(record["label"] for record in records))
     rows: list[Record] = []
     for key in REACHED:

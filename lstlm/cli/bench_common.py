@@ -180,12 +180,21 @@ def draw(document: dict[str, Any], path: Path | None) -> None:
             say(f"figure: {written}")
 
 
-def replay(paths: Sequence[Path], plot: Path | None) -> None:
-    """Print the table of recorded results, and draw their figure where `plot` says so."""
+def replay(paths: Sequence[Path], plot: Path | None, extrapolate: Sequence[str] = ()) -> None:
+    """Print the table of recorded results, and draw their figure where `plot` says so.
+
+    `extrapolate` are pairs MODEL=OTHER of learning curves, see `bench.reach.extrapolated`.
+    """
+    from lstlm.bench.reach import extrapolated
     from lstlm.bench.records import markdown, read
 
     document = read(paths)
     try:
+        if extrapolate and document["benchmark"] != "learning":
+            raise click.UsageError(f"--extrapolate is for records of `bench learning`, not {document['benchmark']}")
+        for pair in extrapolate:
+            label, _, like = pair.partition("=")
+            document["records"] += extrapolated(document["records"], label, like)
         click.echo(markdown(document))
         draw(document, plot)
     except KeyError as error:

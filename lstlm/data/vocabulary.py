@@ -117,7 +117,9 @@ class Vocabulary:
         except FileNotFoundError:
             raise DataError(f"{path}: no such file; `lstlm prepare` writes it") from None
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number}: not UTF-8 at byte {error.start} of the line; prepare the corpus again") from None
+            raise DataError(
+                f"{path}:{number}: not UTF-8 at byte {error.start} of the line; prepare the corpus again"
+            ) from None
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}") from None
         if tuple(words[:3]) != SPECIALS:

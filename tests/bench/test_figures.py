@@ -197,6 +197,18 @@ def test_the_learning_figure_explains_itself(tmp_path: Path) -> None:
     assert "SimLex-999, Spearman" in text
 
 
+def test_what_was_not_run_is_dotted_and_said_so() -> None:
+    from matplotlib.figure import Figure
+
+    slow = [r | {"label": "slow", "extrapolated": True, "train_s": 100 * r["train_s"]} for r in learning_records()]
+    figure = Figure()
+    draw_learning(figure, learning_records() + [r for r in slow if r["seed"] == 1])
+    dotted = [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+    assert len(dotted) == 1 and max(dotted[0].get_xdata()) == 400.0  # type: ignore[arg-type]
+    assert "dotted: not run so long" in figure.get_suptitle().replace("\n", " ")
+    assert {axes.get_xscale() for axes in figure.axes} == {"log"}
+
+
 def test_the_speedup_is_that_of_the_same_loss() -> None:
     from matplotlib.figure import Figure
 

@@ -1,7 +1,10 @@
 """How soon one model is as good as another at its end."""
 
+import pytest
+
 from lstlm.bench import learning, reach
 from lstlm.bench.records import Record
+from lstlm.errors import ConfigError
 
 
 def points(label: str, key: str, seed: int, curve: dict[float, float]) -> list[Record]:
@@ -45,3 +48,17 @@ def test_a_lower_perplexity_is_the_better_one() -> None:
 
 def test_one_model_has_nobody_to_reach() -> None:
     assert reach.markdown(points("a", "simlex", 1, {1.0: 0.1})) == ""
+
+
+def test_a_slow_model_is_shown_at_its_own_time_with_the_scores_of_another() -> None:
+    seen = [record | {"step": 3} for record in points("slow", "simlex", 1, {6.0: 0.01})]
+    seen += [r | {"step": 10 * n} for n, r in enumerate(points("fast", "simlex", 1, {1.0: 0.1, 2.0: 0.2}), 1)]
+    (early, late) = reach.extrapolated(seen, "slow", "fast")
+    assert (early["train_s"], early["simlex"], late["train_s"], late["simlex"]) == (20.0, 0.1, 40.0, 0.2)
+    assert early["label"] == "slow (extrapolated)" and late["extrapolated"] and late["final"]
+    assert reach.reach([*seen, early, late]) == reach.reach(seen)  # it has reached nothing
+
+
+def test_only_what_was_seen_is_extrapolated() -> None:
+    with pytest.raises(ConfigError, match=r"--extrapolate slow=fast: needs steps of both; the records are of fast"):
+        reach.extrapolated([r | {"step": 1} for r in points("fast", "simlex", 1, {1.0: 0.1})], "slow", "fast")

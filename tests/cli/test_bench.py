@@ -58,6 +58,7 @@ def test_output_writes_records_table_and_figures(tmp_path: Path) -> None:
     assert {r["dtype"] for r in json.loads(json_file.read_text())["records"]} == {"float64"}
     assert picture.is_file() and (tmp_path / "r-speedup.svg").is_file()
     again = run("plot", json_file, "--plot", tmp_path / "again.png")
+    assert run("plot", json_file, "--extrapolate", "naive=factored").exit_code == 2
     assert again.stdout == result.stdout and (tmp_path / "again-speedup.png").is_file()
 
 
@@ -149,6 +150,11 @@ def test_learning_for_equal_steps_with_other_seeds(tmp_path: Path) -> None:
     assert {(r["label"], r["seed"]) for r in found} == {(n, s) for n in ("factored", "softmax") for s in (7, 8)}
     assert [r["step"] for r in found if r["label"] == "softmax" and r["seed"] == 7] == [8, 16, 24]
     assert {r["step"] for r in found if r["final"]} == {24}
+    assert run("learning", *files, *limits, "--json", tmp_path / "l.json").exit_code == 0
+    shown = run("plot", tmp_path / "l.json", "--extrapolate", "softmax=factored")
+    assert shown.exit_code == 0 and "softmax (extrapolated)" in shown.stdout
+    wrong = run("plot", tmp_path / "l.json", "--extrapolate", "softmax")
+    assert wrong.exit_code == 2 and "--extrapolate softmax=: needs steps of both" in wrong.stderr
 
 
 def test_learning_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
