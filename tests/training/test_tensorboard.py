@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tensorboard import program
 
+from lstlm.training.log.tensorboard import Board
 from tests.helpers import PATIENCE_S, wait_until
 from tests.training.harness import Cli, figures
 
@@ -62,6 +63,23 @@ def session_groups(get: Get) -> list[dict[str, Any]]:
     body = {"startIndex": 0, "sliceSize": 10, "allowedStatuses": statuses, "colParams": []}
     groups: list[dict[str, Any]] = json.loads(get("plugin/hparams/session_groups", body))["sessionGroups"]
     return groups
+
+
+def test_a_later_file_is_read_later(tmp_path: Path) -> None:
+    """The server goes by names, and within one second the tenth file of a process comes before its ninth."""
+    seconds = []
+    for _ in range(2):
+        before = set(tmp_path.iterdir())
+        Board(tmp_path, purge_step=0).close()
+        (new,) = set(tmp_path.iterdir()) - before
+        seconds.append(int(new.name.split(".")[3]))
+    assert seconds[0] < seconds[1]
+
+
+def test_a_clock_that_was_put_back_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.9999999999.host.1.0").touch()
+    Board(tmp_path, purge_step=0).close()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_real_server_serves_the_run(lstlm: Cli, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """TensorBoard: scalars, settings and the projector of one run, all in the run's own folder."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,23 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Wait, for a second at most, until the name of a new event file comes after those that are there.
+
+    TensorBoard reads files in the order of their names. These begin with the second, and go on with host, process and
+    number, so of two begun in one second either may come first: what is purged would then be the later one.
+    """
+    seconds = [name.split(".")[3] for name in (path.name for path in folder.glob("events.out.tfevents.*"))]
+    ahead = max((int(second) + 1 - time.time() for second in seconds if second.isdecimal()), default=0.0)
+    if 0 < ahead <= 1:  # more: the clock was put back
+        time.sleep(ahead)
+
+
 class Board:
     """One event file. On resume `purge_step` hides what an earlier process logged beyond the step resumed from."""
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
+        _wait_for_a_later_name(folder)
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000, flush_secs=15)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
