@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 def write_sentences(corpus: Corpus, path: Path) -> None:
     """Write the training part as text, one sentence a line; words outside the vocabulary are left out."""
     vocabulary = corpus.vocabulary
-    names = np.array(vocabulary.words, dtype=object) + " "
+    names = np.array(list(vocabulary.words), dtype=object) + " "
     names[vocabulary.eos_id] = "\n"
     names[vocabulary.unk_id] = ""
     with path.open("w", encoding="utf-8") as file:

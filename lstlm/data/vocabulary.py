@@ -2,13 +2,14 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lstlm.data.words import Words
 from lstlm.errors import DataError
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
@@ -32,8 +33,8 @@ class Vocabulary:
 
     unk_id, bos_id, eos_id = UNK_ID, BOS_ID, EOS_ID
 
-    def __init__(self, words: Sequence[str], counts: Iterable[int] | NDArray[np.int64]) -> None:
-        self.words: list[str] = list(words)
+    def __init__(self, words: Iterable[str], counts: Iterable[int] | NDArray[np.int64]) -> None:
+        self.words = words if isinstance(words, Words) else Words(words)
         self.counts: NDArray[np.int64] = np.asarray(
             counts if isinstance(counts, np.ndarray) else list(counts), dtype=np.int64
         )
@@ -101,11 +102,10 @@ class Vocabulary:
         path = Path(path)
         if path.exists() and not path.is_file():
             raise DataError(f"{path}: not a file")
-        words: list[str] = []
+        words = Words()
         counts = array("q")
         try:
-            # One line at a time: all at once, millions of words would be in memory twice. Only \n ends a line of bytes;
-            # a word may hold characters that Python takes for line ends.
+            # Only \n ends a line of bytes; a word may hold characters that Python takes for line ends.
             with path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
                     text = line.decode().removesuffix("\n")
@@ -124,6 +124,12 @@ class Vocabulary:
             raise DataError(f"{path}: {error.strerror or error}") from None
         if tuple(words[:3]) != SPECIALS:
             raise DataError(f"{path}: the first three words must be {' '.join(SPECIALS)}; not a vocabulary of lstlm")
-        if len(set(words)) != len(words):
+        if _has_duplicates(words):
             raise DataError(f"{path}: a word appears twice; prepare the corpus again")
         return cls(words, np.frombuffer(counts, dtype=np.int64))
+
+
+def _has_duplicates(words: Words) -> bool:
+    """Say whether a word appears twice; by their hashes first, for a set of millions of words would fill the memory."""
+    hashes = np.fromiter(map(hash, words), dtype=np.int64, count=len(words))
+    return len(np.unique(hashes)) < len(words) and len(set(words)) < len(words)
