@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
     most_segments: int = 40  # closed ones alive: more mean less to bring forward, more products, 1.4 MB each at d = 300
     # rows brought forward at once, or a quarter of the targets to come where that is more: after the close of a segment
     # it would be all of them, and the slowest step
-    most_rows: int = 2000
+    most_rows: int = 1200
     fold_every: int = 128  # updates of Q, ω, w̄ in the compute dtype before they are added to those in float64
 
 
@@ -105,7 +105,7 @@ class FactoredState(Table):
     def bring_forward(self, ids: Tensor) -> None:
         """Take rows of ids (n,) through the repairs of all closed segments, many at once, the oldest first."""
         if self.history.open:
-            self.history.bring_to_open_segment(self.V, ids, max(self.sizes.most_rows, ids.shape[0] // 4))
+            self.history.bring_to_open_segment(self.V, ids, max(self.sizes.most_rows, ids.shape[0] // 5))
 
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, times: float) -> None:
         """V[ids] ← rows + times · change (n,d), for rows as `read` returned them, which are overwritten."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lstlm.spherical.shrink import Shrink
     from lstlm.spherical.state import FactoredState
 
-LOT_ROWS = 1024  # rows brought forward at a time: fewer would read the products of all segments for little
+LOT_ROWS = 512  # rows brought forward at a time: fewer would read the products of all segments for little
 OVERSHOOT = 0.5  # of `high`: where a value goes that fell below `low`, for it will go on falling
 
 
