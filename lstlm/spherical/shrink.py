@@ -12,6 +12,8 @@ them: the device takes the update only if it is allowed, and the host reads ever
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -27,6 +29,7 @@ SERIES_UP_TO = 0.3  # ρ: an m×m series of more terms would take longer than LA
 SQUARE_SERIES_UP_TO = 0.03  # ρ: a d×d series of more than 4 terms would take longer than Cholesky's factor
 TRACE_UP_TO = 0.05  # as the bound on λmax: above it a closer one pays
 LOOK_CLOSER = 0.9  # where the bound on λmax is below this, no closer look is needed
+ALONE_UP_TO = 512  # rows of a matrix: LAPACK by two threads takes one to four times as long as by one
 
 
 class LearningRateTooLarge(NumericsError):
@@ -66,7 +69,22 @@ def invert_shrink(found: Shrinking, dq: Tensor, eta: float) -> tuple[Tensor | in
     bounds = Shrink(rho, min((absolute - trace) / 2, rho))
     if rho < SERIES_UP_TO:
         return terms_needed(rho, squares.dtype), bounds
-    return _inverse_by_lapack(found.A, 2 * eta * dq, eta, rho, bounds.growth)
+    with _one_thread(len(found.A)):
+        return _inverse_by_lapack(found.A, 2 * eta * dq, eta, rho, bounds.growth)
+
+
+@contextmanager
+def _one_thread(rows: int) -> Iterator[None]:
+    """Let PyTorch and its LAPACK work on one thread meanwhile, unless the matrix is large."""
+    threads = torch.get_num_threads()
+    if threads == 1 or rows > ALONE_UP_TO:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _inverse_by_lapack(A: Tensor, b: Tensor, eta: float, rho: float, growth: float | Tensor) -> tuple[Tensor, Shrink]:
@@ -128,11 +146,12 @@ def inverse_excess(K: Tensor, squares: float | Tensor, eta: float, impl: Impl = 
     bounds = Shrink(min(size, 1.0), size)
     if size < SQUARE_SERIES_UP_TO:
         return symmetric_series(K, terms_needed(size, K.dtype), impl=impl), bounds
-    lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
-    if size > LOOK_CLOSER and not bool(_positive(K)):
-        raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
-    # a product with the inverse is several times faster than two triangular solves
-    return _plus_identity(torch.cholesky_inverse(lower), -1.0), bounds
+    with _one_thread(len(K)):
+        lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
+        if size > LOOK_CLOSER and not bool(_positive(K)):
+            raise LearningRateTooLarge(eta, _limit(eta, float(torch.linalg.eigvalsh(K.to(torch.float64))[-1]), K))
+        # a product with the inverse is several times faster than two triangular solves
+        return _plus_identity(torch.cholesky_inverse(lower), -1.0), bounds
 
 
 def _identity_minus(A: Tensor) -> Tensor:
