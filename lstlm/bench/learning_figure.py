@@ -16,6 +16,7 @@ PANELS = (
     ("top10", "validation top-10 (share)"),
     ("perplexity", "validation perplexity"),
 )
+MINUTES_FROM = 600.0  # seconds of the longest run
 LONGEST = 8.0  # times the shortest run: beyond, the axis of time is logarithmic
 # Two standard errors of a correlation, 2/√pairs: a panel where no model ends beyond shows chance, and is left out.
 CHANCE = {"simlex": 2 / 999**0.5, "wordsim": 2 / 353**0.5}
@@ -35,7 +36,9 @@ def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, 
     labels = _labels(records)
     guessed = {r["label"] for r in records if r.get("extrapolated")}
     durations = [max(r["train_s"] for r in records if r["label"] == label) for label in labels]
-    unit = "training time (CPU s)" if any(r.get("clock") == "cpu" for r in records) else "training time (s)"
+    seconds, unit = (60.0, "minutes") if max(durations) >= MINUTES_FROM else (1.0, "s")
+    cpu = "CPU " if any(r.get("clock") == "cpu" for r in records) else ""
+    records = [{**r, "train_s": r["train_s"] / seconds} for r in records]
     colours = {label: CYCLE[number % len(CYCLE)] for number, label in enumerate(labels)}
     for axes, (key, title) in zip(grid.flat, panels, strict=False):
         ends = {}
@@ -50,7 +53,7 @@ def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, 
                 ends[label] = (xs[-1], ys[-1])
             if (outputs := seed_curves(records, label, f"{key}_output")) and label not in guessed:
                 axes.plot(*mean_curve(outputs), color=colours[label], linestyle="--", linewidth=0.9)
-        axes.set(xlabel=unit, title=title)
+        axes.set(xlabel=f"training time ({cpu}{unit})", title=title)
         if max(durations) > LONGEST * min(durations):
             axes.set_xscale("log")
         if key == "perplexity":

@@ -7,6 +7,7 @@ import numpy as np
 from lstlm.bench.records import Column, Record, table
 from lstlm.errors import ConfigError
 
+SCORES = ("simlex", "wordsim", "top10", "perplexity")
 REACHED = {"simlex": "SimLex", "wordsim": "WordSim", "perplexity": "perplexity"}
 Curve = tuple[list[float], list[float]]
 
@@ -46,6 +47,12 @@ def extrapolated(records: Sequence[Record], label: str, like: str) -> list[Recor
     step_s = ends[-1]["train_s"] / ends[-1]["step"]
     own = {"label": f"{label} (extrapolated)", "method": ends[-1].get("method"), "extrapolated": True}
     return [{**r, **own, "train_s": step_s * r["step"]} for r in models]
+
+
+def only(records: Sequence[Record], scores: Sequence[str]) -> list[Record]:
+    """Return the records without other scores than these, of either side."""
+    gone = {name + side for name in SCORES if name not in scores for side in ("", "_output")}
+    return [{key: value for key, value in record.items() if key not in gone} for record in records]
 
 
 def reach(records: Sequence[Record]) -> list[Record]:

@@ -254,12 +254,14 @@ def scale(**given: Any) -> None:
 Example:
   lstlm bench plot output-1.json output-2.json --plot output.png
   lstlm bench plot learning-*.json --extrapolate paper-softmax=paper-hierarchical --plot learning.png
+  lstlm bench plot learning-*.json --scores simlex,wordsim --plot vectors.png
 """,
 )
 @click.argument("records", nargs=-1, required=True, type=PATH)
 @option("--extrapolate", multiple=True, metavar="MODEL=OTHER",
         help="Show MODEL of learning curves at its own time a step, with OTHER's scores; repeatable.")  # fmt: skip
+@common.names_option("--scores", "Scores of learning curves to show: simlex, wordsim, top10, perplexity", "all")
 @common.plot_option
-def plot(records: tuple[Path, ...], extrapolate: tuple[str, ...], plot: Path | None) -> None:
+def plot(records: tuple[Path, ...], plot: Path | None, **given: Any) -> None:
     """Print the table of recorded results, several files as one, and draw their figure. Measures nothing."""
-    common.replay(records, plot, extrapolate)
+    common.replay(records, plot, given)

@@ -180,21 +180,25 @@ def draw(document: dict[str, Any], path: Path | None) -> None:
             say(f"figure: {written}")
 
 
-def replay(paths: Sequence[Path], plot: Path | None, extrapolate: Sequence[str] = ()) -> None:
+def replay(paths: Sequence[Path], plot: Path | None, given: dict[str, Any]) -> None:
     """Print the table of recorded results, and draw their figure where `plot` says so.
 
-    `extrapolate` are pairs MODEL=OTHER of learning curves, see `bench.reach.extrapolated`.
+    Of learning curves `extrapolate` names pairs MODEL=OTHER, see `bench.reach.extrapolated`, `scores` those to show.
     """
-    from lstlm.bench.reach import extrapolated
+    from lstlm.bench.reach import SCORES, extrapolated, only
     from lstlm.bench.records import markdown, read
 
     document = read(paths)
+    scores = names(given, "scores", SCORES, SCORES)
     try:
-        if extrapolate and document["benchmark"] != "learning":
-            raise click.UsageError(f"--extrapolate is for records of `bench learning`, not {document['benchmark']}")
-        for pair in extrapolate:
+        for option in ("extrapolate", "scores"):
+            if given[option] and document["benchmark"] != "learning":
+                raise click.UsageError(f"--{option} is for records of `bench learning`, not {document['benchmark']}")
+        for pair in given["extrapolate"]:
             label, _, like = pair.partition("=")
             document["records"] += extrapolated(document["records"], label, like)
+        if given["scores"]:
+            document["records"] = only(document["records"], scores)
         click.echo(markdown(document))
         draw(document, plot)
     except KeyError as error:

@@ -209,6 +209,20 @@ def test_what_was_not_run_is_dotted_and_said_so() -> None:
     assert {axes.get_xscale() for axes in figure.axes} == {"log"}
 
 
+@pytest.mark.parametrize(
+    ("clock", "factor", "title"), [("cpu", 900, "training time (CPU minutes)"), ("wall", 1, "training time (s)")]
+)
+def test_long_runs_are_shown_in_minutes(clock: str, factor: float, title: str) -> None:
+    from matplotlib.figure import Figure
+
+    records = [r | {"clock": clock, "train_s": factor * r["train_s"]} for r in learning_records()]
+    figure = Figure()
+    draw_learning(figure, records)
+    assert {axes.get_xlabel() for axes in figure.axes} == {title}
+    longest = max(max(line.get_xdata()) for line in figure.axes[0].lines)  # type: ignore[arg-type]
+    assert longest == max(r["train_s"] for r in records) / (60 if clock == "cpu" else 1)
+
+
 def test_the_speedup_is_that_of_the_same_loss() -> None:
     from matplotlib.figure import Figure
 

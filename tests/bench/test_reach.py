@@ -62,3 +62,11 @@ def test_a_slow_model_is_shown_at_its_own_time_with_the_scores_of_another() -> N
 def test_only_what_was_seen_is_extrapolated() -> None:
     with pytest.raises(ConfigError, match=r"--extrapolate slow=fast: needs steps of both; the records are of fast"):
         reach.extrapolated([r | {"step": 1} for r in points("fast", "simlex", 1, {1.0: 0.1})], "slow", "fast")
+
+
+def test_only_the_scores_that_are_wanted_are_left() -> None:
+    (record,) = points("one", "simlex", 1, {1.0: 0.1})
+    record |= {"simlex_output": 0.2, "wordsim": 0.3, "wordsim_output": 0.4, "top10": 0.5}
+    (left,) = reach.only([record], ["simlex", "perplexity"])
+    assert set(record) - set(left) == {"wordsim", "wordsim_output", "top10"}
+    assert left["simlex_output"] == 0.2

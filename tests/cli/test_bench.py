@@ -59,6 +59,7 @@ def test_output_writes_records_table_and_figures(tmp_path: Path) -> None:
     assert picture.is_file() and (tmp_path / "r-speedup.svg").is_file()
     again = run("plot", json_file, "--plot", tmp_path / "again.png")
     assert run("plot", json_file, "--extrapolate", "naive=factored").exit_code == 2
+    assert run("plot", json_file, "--scores", "simlex").exit_code == 2
     assert again.stdout == result.stdout and (tmp_path / "again-speedup.png").is_file()
 
 
@@ -155,6 +156,9 @@ def test_learning_for_equal_steps_with_other_seeds(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and "softmax (extrapolated)" in shown.stdout
     wrong = run("plot", tmp_path / "l.json", "--extrapolate", "softmax")
     assert wrong.exit_code == 2 and "--extrapolate softmax=: needs steps of both" in wrong.stderr
+    some = run("plot", tmp_path / "l.json", "--scores", "top10")
+    assert "perplexity" in shown.stdout and "top-10" in some.stdout and "perplexity" not in some.stdout
+    assert "did you mean 'simlex'?" in run("plot", tmp_path / "l.json", "--scores", "simlx").stderr
 
 
 def test_learning_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
