@@ -26,7 +26,8 @@ from lstlm.kernels.step_ops import Shrinking
 
 LEAST_LEFT = 1e4  # of 1 − λmax, in units of the rounding error: 1.2e-3 in float32, 2.2e-12 in float64
 SERIES_UP_TO = 0.3  # ρ: an m×m series of more terms would take longer than LAPACK
-SQUARE_SERIES_UP_TO = 0.03  # ρ: a d×d series of more than 4 terms would take longer than Cholesky's factor
+SQUARE_SERIES_UP_TO = 0.36  # ρ: more than 16 terms in float32
+SQUARE_TERMS, SMALL_TERMS, SMALL = 8, 16, 200  # of a d×d series, of one with d ≤ SMALL: with more, LAPACK is faster
 TRACE_UP_TO = 0.05  # as the bound on λmax: above it a closer one pays
 LOOK_CLOSER = 0.9  # where the bound on λmax is below this, no closer look is needed
 ALONE_UP_TO = 512  # rows of a matrix: LAPACK by two threads takes one to four times as long as by one
@@ -122,6 +123,11 @@ def terms_needed(rho: float, dtype: torch.dtype) -> int:
     return n
 
 
+def _most_terms(d: int) -> int:
+    """Return up to how many terms a series for a d×d matrix takes less time than LAPACK."""
+    return SMALL_TERMS if d <= SMALL else SQUARE_TERMS
+
+
 def _inverse_of_mixed_signs(A: Tensor, b: Tensor, eta: float) -> Tensor:
     """Return (I − A)⁻¹ by LU, A = G diag(b), after making sure that T is positive, where some b ≤ 0."""
     root = b.clamp(min=0).sqrt()
@@ -144,8 +150,9 @@ def inverse_excess(K: Tensor, squares: float | Tensor, eta: float, impl: Impl = 
     if not math.isfinite(size):
         raise NumericsError("the update is not finite: h or the loss has overflowed; lower the learning rate")
     bounds = Shrink(min(size, 1.0), size)
-    if size < SQUARE_SERIES_UP_TO:
-        return symmetric_series(K, terms_needed(size, K.dtype), impl=impl), bounds
+    # a series also keeps S to its last digits, where the difference of an inverse and I loses two
+    if size < SQUARE_SERIES_UP_TO and (terms := terms_needed(size, K.dtype)) <= _most_terms(len(K)):
+        return symmetric_series(K, terms, impl=impl), bounds
     with _one_thread(len(K)):
         lower = torch.linalg.cholesky_ex(_identity_minus(K)).L
         if size > LOOK_CLOSER and not bool(_positive(K)):
