@@ -56,6 +56,7 @@ def draw_learning(figure: Any, records: list[Record], environment: Mapping[str, 
         axes.set(xlabel=f"training time ({cpu}{unit})", title=title)
         if max(durations) > LONGEST * min(durations):
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
         if key == "perplexity":
             _logarithmic(axes)
         place(axes, ends, colours)
