@@ -105,7 +105,7 @@ class FactoredState(Table):
     def bring_forward(self, ids: Tensor) -> None:
         """Take rows of ids (n,) through the repairs of all closed segments, many at once, the oldest first."""
         if self.history.open:
-            self.history.bring_to_open_segment(self.V, ids, max(self.sizes.most_rows, ids.shape[0] // 5))
+            self.history.bring_to_open_segment(self.V, ids, max(self.sizes.most_rows, ids.shape[0] // 4))
 
     def add_to_rows(self, ids: Tensor, rows: Tensor, change: Tensor, times: float) -> None:
         """V[ids] ← rows + times · change (n,d), for rows as `read` returned them, which are overwritten."""
